@@ -1,35 +1,40 @@
 """What a vision transformer loses on Fashion-MNIST by a conversion, and what distillation wins back.
 
     apt-get install dataset-fashion-mnist
-    python benchmarks/fashion.py benchmarks/results/pretrained/fashion-mnist.json [--plans …] [--steps …]
+    python benchmarks/fashion.py benchmarks/results/pretrained/fashion-mnist.json [--plans …] [--steps …] [--device …]
 
 The teacher has DeiT-Tiny's 12 layers and 3 heads, on patches of 7 × 7 pixels; --dim 192 is DeiT-Tiny's width. It is
 trained once, by the recipe below, into --folder. Then each plan is converted and distilled by `polymix.distill` with
 its defaults: half of the steps are imitation, half fine-tuning, each step on 64 training pictures. Measured on all
 10,000 test pictures: the accuracy, and the share on which the answer is the teacher's. Each row is saved when it is
-there, and the teacher's training has checkpoints; run the command again to continue.
+there, and the teacher's training has checkpoints; run the command again to continue. Once the teacher is there (--plans
+none), --part 0/4 to --part 3/4 side by side share a GPU and write the same file. Seconds are the processor's on a CPU,
+and those that pass on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from saving import save
+from saving import locked, part_of, read, save
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import polymix
 from polymix.domains.classify.recipe import ClassifyRecipe
-from polymix.errors import ResultsError
+from polymix.errors import ResultsError, one_line
 from polymix.measure import Stopwatch, manifest
 from polymix.train.data.idx import FASHION
 from polymix.train.data.images import ImageData, load_own
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
+from polymix.train.task import WEIGHTS
 
 RECIPE = ClassifyRecipe(
     data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=96, depth=12, batch_size=64, epochs=2.5,
@@ -45,35 +50,49 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
 }  # fmt: skip
 
 
-def taught(recipe: ClassifyRecipe, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The teacher, trained if it is not there, and what is known of its training."""
+def stopwatch(device: str) -> Stopwatch:
+    """Beside other work on a CPU the processor's time alone says something."""
+    return Stopwatch("processor") if device == "cpu" else Stopwatch(device=device)
+
+
+def taught(recipe: ClassifyRecipe, folder: Path, half: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    """The teacher, trained if it is not there, and what is known of its training. half: its file is of float16."""
     run = folder / f"fashion-{recipe.dim}-{recipe.epochs:g}"
     note = folder / f"{run.name}.json"
     try:
         saved = SavedRun.of(run)
     except ResultsError:
-        watch = Stopwatch("processor")
+        watch = stopwatch(recipe.device)
         train(recipe, run, resume=True, say=lambda line: print(line, flush=True))
         save({"seconds": round(watch.seconds())}, note)  # of the last part, if it was interrupted
+        if half:
+            weights = torch.load(run / WEIGHTS, weights_only=True)
+            torch.save({name: weight.half() for name, weight in weights.items()}, run / WEIGHTS)
         saved = SavedRun.of(run)
     model = saved.load().eval()
     known = json.loads(note.read_text()) if note.exists() else {}
     size = sum(p.numel() for p in model.parameters())
-    return model, {**known, "parameters": size, "recipe": recipe.model_dump(exclude_defaults=True)}
+    options = recipe.model_dump(exclude_defaults=True, exclude={"device"})
+    return model, {**known, "parameters": size, "recipe": {**options, "data": FASHION}}
 
 
 @torch.no_grad()
-def answers(model: nn.Module, images: Tensor, size: int = 500) -> Tensor:
+def answers(model: nn.Module, images: Tensor, device: str, size: int = 500) -> Tensor:
     """The class of each picture, in the precision of the training."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return torch.cat([model(part).argmax(-1) for part in images.split(size)])
+    model.to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        found = torch.cat([model(part.to(device)).argmax(-1).cpu() for part in images.split(size)])
+    model.to("cpu")
+    return found
 
 
 def share(hits: Tensor) -> float:
     return int(hits.sum()) / len(hits)
 
 
-def recovered(teacher: nn.Module, plan: str, steps: int, images: Tensor, labels: Tensor) -> tuple[nn.Module, Any]:
+def recovered(
+    teacher: nn.Module, plan: str, steps: int, images: Tensor, labels: Tensor, device: str
+) -> tuple[nn.Module, dict[str, Any]]:
     """A converted copy after so many steps of distillation, and what is known of them."""
     torch.manual_seed(0)
     report = polymix.convert(teacher, **PLANS[plan], input=images[:8], copy=True)
@@ -81,8 +100,8 @@ def recovered(teacher: nn.Module, plan: str, steps: int, images: Tensor, labels:
     if steps:
         each = steps // 2
         batches = [*zip(images[: each * BATCH].split(BATCH), labels[: each * BATCH].split(BATCH), strict=True)]
-        watch = Stopwatch("processor")
-        done = polymix.distill(report, batches, precision="bfloat16")
+        watch = stopwatch(device)
+        done = polymix.distill(report, batches, precision="bfloat16", device=device)
         row |= {"seconds": round(watch.seconds(), 1), "kept": done.kept}
     return report.model.eval(), row
 
@@ -101,37 +120,56 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=RECIPE.dim, help="of the teacher; default: %(default)s")
     parser.add_argument("--epochs", type=float, default=RECIPE.epochs, help="of its training; default: %(default)s")
-    parser.add_argument("--plans", default=",".join(MIXERS), help=f"of {', '.join(PLANS)}; default: %(default)s")
+    rate = "of its training, whose rate grows with the root; default: %(default)s"
+    parser.add_argument("--batch", type=int, default=RECIPE.batch_size, help=rate)
+    known = f"of {', '.join(PLANS)}; all; none: only the teacher; default: %(default)s"
+    parser.add_argument("--plans", default=",".join(MIXERS), help=known)
     parser.add_argument("--steps", default=str(BUDGET), help="of distillation; a row for each, and one as converted")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data", default=FASHION, help="folder of Fashion-MNIST's idx files; default: %(default)s")
+    parser.add_argument("--half", action="store_true", help="keep the weights of a teacher that is trained as float16")
+    parser.add_argument("--part", default="0/1", help="I/N: every N-th plan from the I-th on, beside other processes")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
-    with sdpa_kernel(SDPBackend.MATH):  # for 16 tokens its backward pass takes a fraction of the fused one's time
-        teacher, about = taught(RECIPE.changed(dim=options.dim, epochs=options.epochs), options.folder)
-        data = load_own(FASHION, RECIPE.image_size)
+    recipe = RECIPE.changed(
+        dim=options.dim, epochs=options.epochs, data=options.data, device=options.device, batch_size=options.batch,
+        learning_rate=RECIPE.learning_rate * (options.batch / RECIPE.batch_size) ** 0.5,
+    )  # fmt: skip
+    plans = {"all": list(PLANS), "none": []}.get(options.plans, options.plans.split(","))
+    counts = (0, *map(int, options.steps.split(",")))
+    asked = [(plan, steps) for plan in part_of(plans, options.part) for steps in counts]
+    # On a CPU, for 16 tokens, its backward pass takes a fraction of the fused one's time.
+    with sdpa_kernel(SDPBackend.MATH) if options.device == "cpu" else nullcontext():
+        teacher, about = taught(recipe, options.folder, options.half)
+        data = load_own(options.data, RECIPE.image_size)
         train_images, train_labels = pictures(data)
         tests, labels = data.normalise(data.test.images), data.test.labels
-        original = answers(teacher, tests)
+        original = answers(teacher, tests, options.device)
         about["accuracy"] = share(original == labels)
         print(about, flush=True)
-        rows = content["rows"]
-        if rows and content["teacher"]["recipe"] != about["recipe"]:
-            parser.error(f"{options.out} has the rows of another teacher: {content['teacher']['recipe']}")
-        done = {(row["plan"], row["steps"]) for row in rows}
-        for plan in options.plans.split(","):
-            for steps in (0, *map(int, options.steps.split(","))):
-                if (plan, steps) in done:
-                    continue
-                model, row = recovered(teacher, plan, steps, train_images, train_labels)
-                found = answers(model, tests)
-                row["accuracy"] = share(found == labels)
-                row["same_answer"] = share(found == original)
-                rows.append(row)
-                print(row, flush=True)
-                content = {"machine": manifest("cpu", options.threads), "teacher": about, "test": len(labels),
-                           "batch": BATCH, "rows": rows}  # fmt: skip
-                save(content, options.out)
+        content = {"machine": manifest(options.device, options.threads), "teacher": about, "test": len(labels),
+                   "batch": BATCH, "rows": []}  # fmt: skip
+        there = read(options.out, content)
+        if there["rows"] and there["teacher"]["recipe"] != about["recipe"]:
+            parser.error(f"{options.out} has the rows of another teacher: {there['teacher']['recipe']}")
+        failed = ""
+        done = {(row["plan"], row["steps"]) for row in there["rows"]}
+        for plan, steps in (case for case in asked if case not in done):
+            try:
+                model, row = recovered(teacher, plan, steps, train_images, train_labels, options.device)
+                found = answers(model, tests, options.device)
+            except Exception as error:  # of a kernel, say: the other rows can still be had
+                failed = f"{plan}, {steps} steps: {one_line(error)}"
+                print(failed, flush=True)
+                continue
+            row["accuracy"] = share(found == labels)
+            row["same_answer"] = share(found == original)
+            print(row, flush=True)
+            with locked(options.out):
+                save({**content, "rows": [*read(options.out, content)["rows"], row]}, options.out)
+    if failed:
+        sys.exit(failed)
 
 
 if __name__ == "__main__":

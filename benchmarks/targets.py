@@ -18,6 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installe
 
 import torch
 from saving import save
+from target_steps.bf16 import bf16
 from target_steps.common import Row
 from target_steps.inference import attention, authors, forward, slope
 from target_steps.memory import decoding, memory
@@ -26,7 +27,9 @@ from target_steps.training import depthwise, training
 
 from polymix.measure import manifest
 
-GROUPS = {f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split)}
+GROUPS = {
+    f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split, bf16)
+}
 
 
 def main() -> None:
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pom", help="a checkout of the PoM authors' code")
     parser.add_argument("--only", help=f"some of {', '.join(GROUPS)}, separated by commas")
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall", help="of the group bf16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else list(GROUPS)

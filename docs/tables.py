@@ -27,10 +27,12 @@ from _tables import (  # noqa: E402
     families,
     fashion,
     figures,
+    gpu,
     mixers,
     options,
     pretrained,
     results,
+    scaling,
     search,
 )
 
@@ -40,7 +42,7 @@ PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table
 PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **options.TABLES, **results.TABLES,
     **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
-    **search.TABLES,
+    **search.TABLES, **gpu.TABLES, **scaling.TABLES,
 }  # fmt: skip
 
 

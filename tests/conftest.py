@@ -13,7 +13,6 @@ from hypothesis import settings
 from polymix import cli
 from polymix.compat import cure_torchvision
 from polymix.ops import dispatch
-from polymix.ops.shared.blocks import fast_types
 from tests.helpers import save_blank
 
 # Workers, the interpreters that tests start and the slow suite use what the first one has compiled and rewritten.
@@ -125,12 +124,10 @@ def processor(monkeypatch):
     """A function that sets which bf16 products the processor is said to have: AMX and AVX512_BF16."""
 
     def patch(amx, avx512):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-        fast_types.cache_clear()
+        monkeypatch.setattr("polymix.ops.shared.blocks.AMX", amx)
+        monkeypatch.setattr("polymix.ops.shared.blocks.AVX512_BF16", avx512)
 
-    yield patch
-    fast_types.cache_clear()
+    return patch
 
 
 @pytest.fixture(params=[False, True], ids=["bf16 widened", "bf16 products"])

@@ -51,7 +51,9 @@ def jobs(bench: Bench) -> Jobs:
 
 
 def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", *arguments]
+    """What PyTorch's or a plugin's other version warns of is no wrong number."""
+    options = ["-q", "-W", "default", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    return [sys.executable, "-m", "pytest", *options, *arguments]
 
 
 def _start(file: str) -> tuple[Process, IO[str]]:

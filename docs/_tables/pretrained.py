@@ -69,17 +69,18 @@ def probes() -> str:
     return f"{table(head, lines)}\n\n{setting}"
 
 
-def times() -> str:
-    """Milliseconds of a call with one text, by its length, and how much faster than the original."""
-    rows = [row for row in load("pretrained/minilm.json")["rows"] if "tokens" in row]
+def times(model: str, size: str, head: str) -> str:
+    """Milliseconds of a call, by what its size is called, and how much faster than the original."""
+    rows = [row for row in load(f"pretrained/{model}.json")["rows"] if size in row]
     plans = list(rows[0]["milliseconds"])
     lines = []
     for row in rows:
         own = row["milliseconds"][ATTENTION]
         cells = (f"{ms:.0f}" + f" ({own / ms:.2f} ×)" * (plan != ATTENTION) for plan, ms in row["milliseconds"].items())
-        lines.append((f"{row['tokens']:,}", *cells))
+        lines.append((f"{row[size]:,}", *cells))
     busy = " The machine was busy, so times are too long." if any(row["busy"] for row in rows) else ""
-    return f"{table(('tokens', *plans), lines)}\n\nMilliseconds of the processor, the least of turns in one run.{busy}"
+    clocks = " or ".join(sorted({"the processor" if row["clock"] == "processor" else "the wall" for row in rows}))
+    return f"{table((head, *plans), lines)}\n\nMilliseconds of {clocks}, the least of turns in one run.{busy}"
 
 
 def _probe(found: dict[str, float]) -> tuple[str, str]:
@@ -125,7 +126,58 @@ def _masked(found: dict[str, float]) -> tuple[str, str]:
     return f"{found['loss']:.2f}", f"{found['accuracy']:.1%}"
 
 
+def whisper() -> str:
+    """Words heard right with each encoder, as converted, after imitation, and after tuning; the error of its states."""
+    content = load("pretrained/whisper.json")
+    rows = [row for row in content["rows"] if "librivox" in row]
+    lines = []
+    for row in sorted(_ordered(rows), key=lambda row: row["plan"] != ATTENTION):
+        how = [str(row["steps"]), str(row["tuned"])] if row.get("steps") else ["as converted", "–"]
+        how = ["–", "–"] if row["plan"] == ATTENTION else how
+        cells = (cell for name in ("librivox", "prompts") for cell in _heard(row[name], row["plan"] == ATTENTION))
+        lines.append((row["plan"], *how, *cells))
+    words = {name: rows[0][name]["words"] for name in ("librivox", "prompts")}
+    head = ["mixers", "imitation", "tuning"]
+    for name, title in (("librivox", "LibriVox"), ("prompts", "prompts")):
+        head += [f"{title}: right of {words[name]}", "word errors", "error of states"]
+    counts = content["sounds_and_seconds"]
+    places = ", ".join(sorted({row["on"] for row in rows if row.get("steps")}))
+    batch = content["batch"]
+    setting = (
+        f"{counts['librivox'][0]} recordings of LibriVox ({counts['librivox'][1]:.0f} s) and {counts['prompts'][0]} "
+        f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. Steps of "
+        f"{batch} of at most {content['trained_on']:,} windows; one seed; trained on {places}. "
+        "Error of states: ‖ŷ − y‖² / ‖y − ȳ‖² where there is speech."
+    )
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def _heard(found: dict[str, Any], original: bool) -> tuple[str, str, str]:
+    return str(found["right"]), f"{found['word_errors']:.0%}", "–" if original else f"{found['error']:.3f}"
+
+
+def whisper_longer() -> str:
+    """Words heard right through windows of 60 s, by what the positions are."""
+    rows = [row for row in load("pretrained/whisper.json")["rows"] if "longer" in row]
+    names = ("continued", "repeated")
+    lines = [
+        (
+            row["plan"],
+            f"{row['prompts']['right']}",
+            *(f"{row['longer'][name]['right']} ({row['longer'][name]['word_errors']:.0%})" for name in names),
+        )
+        for row in rows
+    ]
+    head = (
+        "encoder", f"alone in windows of 30 s: right of {rows[0]['prompts']['words']}",
+        "60 s, positions go on (word errors)", "60 s, positions begin again (word errors)",
+    )  # fmt: skip
+    return table(head, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "minilm": minilm, "minilm-probes": probes, "minilm-times": times, "masked-rxnfp": partial(masked, "rxnfp"),
-    "masked-rxnmapper": partial(masked, "rxnmapper"),
+    "minilm": minilm, "minilm-probes": probes, "minilm-times": partial(times, "minilm", "tokens", "tokens"),
+    "masked-rxnfp": partial(masked, "rxnfp"), "masked-rxnmapper": partial(masked, "rxnmapper"), "whisper": whisper,
+    "whisper-longer": whisper_longer,
+    "whisper-times": partial(times, "whisper", "window", "seconds"),
 }  # fmt: skip

@@ -27,6 +27,10 @@ from polymix.train.run import check_recipe
 from polymix.train.task import WEIGHTS, Process, Task, silent
 
 PREDICTIONS = "predictions.json"
+# Options of where and from what a model was trained, which say nothing of the machine that loads it.
+PLACE: Mapping[str, Any] = {
+    "init": None, "device": "cpu", "strategy": "auto", "precision": "float32", "logger": None,
+}  # fmt: skip
 
 
 class TrainResults(Results):
@@ -52,7 +56,7 @@ class SavedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """The options of the training, and of the model's use."""
+        """The options of the training but for its place, and of the model's use."""
         recipe: Recipe = self.task.recipe
         return recipe
 
@@ -72,7 +76,7 @@ class SavedRun:
                 got = f"{folder}, a run of the domain {content['task']}"
                 cure = "Install the package that has it; a domain of a file needs an entry point for this."
                 raise ResultsError("folder", got, "a run of a domain that is installed", cure)
-            task = check_recipe(recipe_class(str(content["task"])).make({**content["settings"], "init": None}))
+            task = check_recipe(recipe_class(str(content["task"])).make({**content["settings"], **PLACE}))
         except (KeyError, AttributeError, TypeError) as error:
             got = f"{folder / RESULTS}, which cannot be read ({one_line(error)})"
             raise ResultsError("folder", got, f"{RESULTS} of polymix train", "") from error

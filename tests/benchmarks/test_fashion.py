@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from polymix.train.data import idx
 from tests.domains.idx_files import CLASSES, write_idx
@@ -42,6 +43,32 @@ def test_rows_are_of_one_teacher_and_are_not_made_twice(script):
     made = [(row["plan"], row["steps"]) for row in second["rows"]]
     assert made == [("qt", 0), ("qt", 4), ("qt", 8), *(("pom in 6 of 12", steps) for steps in (0, 4, 8))]
     assert second["test"] == CLASSES and all(row["accuracy"] * CLASSES % 1 == 0 for row in second["rows"])
+
+
+@pytest.mark.slow
+def test_parts_share_the_plans_of_a_teacher_in_half_precision(script, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        script("none", "4", "--half", "--data", str(tmp_path / "set"))
+    weights = torch.load("kept/fashion-12-2/model.pt", weights_only=True)
+    assert {weight.dtype for weight in weights.values()} == {torch.float16}
+    for part in ("0/2", "1/2"):
+        content = script("qt,padre,linear", "4", "--part", part)
+    made = [(row["plan"], row["steps"]) for row in content["rows"]]
+    assert made == [("qt", 0), ("qt", 4), ("linear", 0), ("linear", 4), ("padre", 0), ("padre", 4)]
+    assert content["teacher"]["recipe"]["data"] == "fashion-mnist", "a path of one machine"
+
+
+@pytest.mark.slow
+def test_a_row_that_fails_leaves_the_others(script, monkeypatch):
+    import fashion
+
+    made = fashion.recovered
+    monkeypatch.setattr(
+        fashion, "recovered", lambda teacher, plan, *more: made(teacher, {"qt": 1}.get(plan, plan), *more)
+    )
+    with pytest.raises(SystemExit, match="qt, 4 steps: KeyError: 1"):
+        script("qt,linear")
+    assert [row["plan"] for row in json.loads(Path("out.json").read_text())["rows"]] == ["linear", "linear"]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 
 import polymix
 from polymix import errors
+from polymix.convert.adapters.transformers import visibility
 from tests.convert import checks
 from tests.convert.language_hosts import (
     BATCH,
@@ -229,6 +230,26 @@ def test_a_mask_that_was_written_to_is_read_again():
     mask[:, :, :, :2] = False
     after = model(**given(attention_mask=mask)).logits
     assert not torch.allclose(before[:, 2:], after[:, 2:], atol=1e-4)
+
+
+def test_masks_made_under_inference_mode_are_read_by_the_first_layer_alone(monkeypatch):
+    """On a GPU every reading waits for all that runs: in each layer, it makes a model several times as slow."""
+    model, readings = converted(partial(llama, num_hidden_layers=3), "pom"), []
+    read = visibility._read
+
+    def counted(*args):
+        readings.append(args)
+        return read(*args)
+
+    monkeypatch.setattr(visibility, "_read", counted)
+    with torch.inference_mode():
+        mask = torch.ones(BATCH, 1, TOKENS, TOKENS, dtype=torch.bool).tril()
+        before = logits(model(**given(attention_mask=mask)))
+        assert len(readings) == 1
+        mask[:, :, :, :2] = False  # which nothing counts
+        after = logits(model(**given(attention_mask=mask)))
+        assert len(readings) == 2 and not torch.allclose(before[:, 2:], after[:, 2:], atol=1e-4)
+        torch.testing.assert_close(after, logits(model(**given(attention_mask=mask.clone()))))
 
 
 def test_what_a_host_may_ask_beside_raises():

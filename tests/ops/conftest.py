@@ -32,12 +32,16 @@ def nothing_built(monkeypatch, tmp_path):
     library._library.cache_clear()
 
 
-INSTALLED = ("x86-64-v3", "x86-64-v4")  # the others are built by their first test, which takes seconds
+INSTALLED = ("x86-64-v3", "x86-64-v4", library.AMX)  # the others are built by their first test, which takes seconds
+TILES = "emulated-tiles"  # the code for AMX, whose instructions C emulates
+OTHERS = {"x86-64": ("-march=x86-64",), TILES: ("-march=x86-64-v3", "-DEMULATE_TILES")}
 
 
-@pytest.fixture(params=slow_but(INSTALLED, ("x86-64", *INSTALLED, "armv8-a")))
+@pytest.fixture(params=slow_but(INSTALLED, (*OTHERS, *INSTALLED, "armv8-a")))
 def vectors(request, monkeypatch, tmp_path_factory):
-    """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load, and for aarch64 in an emulator."""
+    """Use kernels for vectors of 4, 8 and 16 floats and for tiles, whichever this machine would load, and for tiles and for
+    aarch64 in an emulation.
+    """
     level = request.param
     if level == "armv8-a" and platform.machine() != "aarch64":
         if missing := emulation.missing():
@@ -48,14 +52,14 @@ def vectors(request, monkeypatch, tmp_path_factory):
         yield level
         gc.unfreeze()
         return
-    needed = library.FEATURES_OF_LEVEL.get(level, frozenset())
-    if platform.machine() != "x86_64" or not library.processor_flags() >= needed:
+    needed = "x86-64-v3" if level == TILES else level
+    if platform.machine() != "x86_64" or needed not in ("x86-64", *library.usable_levels()):
         pytest.skip(f"untested: kernels for {level}, which this processor cannot run")
     folder = tmp_path_factory.getbasetemp().parent / "kernels" / level  # shared by the workers: built once
     path = compile.library_path(level)  # as it is installed
     path = path if path.is_file() else compile.library_path(level, folder)
     if not path.is_file():
-        compile.build(folder, {level: (f"-march={level}",)})
+        compile.build(folder, {level: OTHERS.get(level) or compile.levels()[level]})
     loaded = ctypes.CDLL(str(path))
     monkeypatch.setattr(library, "_library", lambda: loaded)
     yield level

@@ -119,3 +119,15 @@ def test_nothing_is_logged_while_a_graph_is_traced(caplog):
     with recording() as choices, torch.no_grad():
         torch.compile(mixer, fullgraph=True, backend="eager")(x)
     assert not choices and not [r for r in caplog.records if r.name == "polymix"]
+
+
+@pytest.mark.parametrize(("amx", "avx512"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", ["pom", "poly_nl"])
+def test_a_graph_in_bf16_is_whole_on_every_processor(processor, name, amx, avx512):
+    """Dynamo does not trace into what asks the processor: a compiled mixer in bf16 would break into pieces."""
+    processor(amx=amx, avx512=avx512)
+    mixer, x = polymix.create_mixer(name, 8).bfloat16(), tokens(2, 5, 8, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    for recorded in (False, True):
+        with torch.set_grad_enabled(recorded):
+            assert torch.compile(mixer, fullgraph=True, backend="eager")(x).dtype == torch.bfloat16

@@ -145,6 +145,18 @@ def test_a_run_is_finished_when_its_control_is_and_its_model_can_be_used_before(
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0] == speeds, "what was measured stays"
 
 
+@pytest.mark.parametrize(
+    "place", [{"device": "cuda:63"}, {"strategy": "fsdp"}, {"precision": "float16"}, {"logger": "wandb"}], ids=str
+)
+def test_a_model_is_loaded_elsewhere_than_it_was_trained(tmp_path, place):
+    """A run of a GPU could be neither evaluated nor used on a machine without one."""
+    running.train(ClassifyRecipe.tiny(), tmp_path)
+    content = json.loads((tmp_path / "results.json").read_text())
+    content["settings"] |= place
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert next(SavedRun.of(tmp_path).load().parameters()).device.type == "cpu"
+
+
 @pytest.mark.draws
 def test_pictures_have_no_ground_and_ink_that_both_modes_show(tmp_path):
     """Under a dark page they used to be a white sheet."""

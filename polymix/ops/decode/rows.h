@@ -88,7 +88,7 @@ INLINE void dots(const void *x, const void *w, int64_t at, int64_t in, Next next
     default: BODY(HIGH, A);     \
   }
 
-#if LANES == 16 /* some processors with AVX-512 multiply pairs of bfloat16 numbers, which takes half the instructions */
+#ifdef __AVX512F__ /* some processors with AVX-512 multiply pairs of bfloat16 numbers, which takes half the instructions */
 #define PAIRS __attribute__((target("avx512bf16")))
 PAIRS INLINE void pair_line(const uint16_t *x, const uint16_t *w, int64_t in, float (*to)[STRIP], const int T) {
   const int parts = 8 / T;

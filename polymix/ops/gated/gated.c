@@ -7,13 +7,15 @@
 /* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o, with one H per sample and one factor p_n per head, or 1. `last` is W_o
    and may be NULL for no projection. ---- */
 
-/* Replace u by act(u) ⊙ H ⊙ p, as `last` reads it. */
-INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const float *p, const Sizes *s, int pairs, const int kind) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    float *row = u.at + r * u.pitch;
-    spread_row(factors, p, k.first + r, s);
-    for (int64_t c = 0; c < u.width; c += LANES)
-      put_input(row, c, act(*at(row, c), kind) * *at((float *)gate, c) * *at(factors, c), pairs);
+/* to = act(u) ⊙ H ⊙ p for the columns of a map from `first` on, as `last` reads it; `to` may be u. */
+INLINE void gate_rows(Rows u, Rows to, Block k, int64_t first, const float *gate, const float *p, const Sizes *s, const int kind) {
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec by = *at((float *)gate, first + c);
+    Factors factors = factors_of(p, first + c, s);
+    for (int64_t r = 0; r < k.rows; r++) {
+      vec value = act(*at(u.at + r * u.pitch, c), kind) * by * factors_at(factors, k.first + r, s);
+      put_input(rows_from(to, r).at, c, value, to.halves);
+    }
   }
 }
 
@@ -21,7 +23,7 @@ INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const 
 int linear_gated(const Tokens *x, const Linear *w, const float *gate, const float *p, const Linear *last, const Tokens *y,
                  const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
-  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(s->out) + 2 * width;
+  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(s->out) + size_of_rows(PANEL) + width;
   float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
@@ -29,22 +31,31 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
   Packed end = take_packed_for(&place, s->out, s->width, last && s->pairs);
 #pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *gate_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), room_out = take_rows(&own, s->out);
+    Rows v = take_rows(&own, PANEL), gated = as_input(u, end.pairs);
     pack_linear(map, w);
     if (last) pack_linear(end, last);
-    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
-#define GATE(kind) gate_rows(u, k, gate_row, factors, p, s, end.pairs, kind)
-      OF_KIND(s->kind, GATE)
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(map)) {
+          Block part = stripe_of(k, r, map);
+          Rows to = rows_from(columns_of(gated, c), r), from = end.pairs ? v : to;
+          from.width = to.width;
+          product(rows_from(in, r), part.rows, panel_of(map, c), from, 0);
+#define GATE(kind) gate_rows(from, to, part, c, gate_row, p, s, kind)
+          OF_KIND(quickly(s->kind, s->pairs), GATE)
 #undef GATE
-      if (last) write_product(as_input(u, end.pairs), end, room_out, y, k, s->out, s);
+        }
+      for (int64_t r = 0; r < k.rows; r++) end_input(u.at + r * u.pitch, width, end.pairs);
+      if (last) write_product(gated, end, room_out, y, k, s->out, s);
       else store(u, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -54,7 +65,7 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
 INLINE void gated_back(Rows u, Rows dz, Block k, const float *gate, float *factors, const float *p, float *sums,
                        float *product_row, float *grad_p, const Sizes *s, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
-    spread_row(factors, p, k.first + r, s);
+    if (p) spread_row(factors, p, k.first + r, s);
     for (int64_t c = 0; c < u.width; c += LANES) {
       vec *value = at(u.at + r * u.pitch, c), *grad = at(dz.at + r * dz.pitch, c), f = *at(factors, c), h = *at((float *)gate, c);
       vec z = *value, a = act(z, kind), through = *grad * a;
@@ -82,9 +93,9 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
   float *whole = reserve(packed + items * width + settle(&t, items, s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
-  Packed end_back = take_packed(&place, s->width, s->out);
-  if (grad_x) back = take_packed(&place, s->dim, s->width);
-  float *totals = take_totals(&place, t), *parts = take(&place, items * width);
+  Packed end_back = take_packed_for(&place, s->width, s->out, s->pairs);
+  if (grad_x) back = take_packed_for(&place, s->dim, s->width, s->pairs);
+  float *totals = take_totals(&place, t, s), *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
@@ -95,28 +106,30 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
     if (grad_x) pack_back(back, w);
     if (last) pack_back(end_back, last);
     clear(factors, width);
+    spread_row(factors, NULL, 0, s);
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       int64_t item = item_of(&share);
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      product(in, k.rows, map, u, 0);
       Rows g = {0};
-      if (last) product(g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16), k.rows, end_back, dz, 0);
+      if (last) product(g = read_block(room_g, grad, k, s->out, s), k.rows, end_back, dz, 0);
       else copy(dz, grad, k.b, k.first, k.rows, s->out, s->bf16);
       clear(parts + item * width, width);
 #define BACK(kind) gated_back(u, dz, k, gate_row, factors, p, parts + item * width, product_row, grad_p, s, kind)
-      OF_KIND(s->kind, BACK)
+      OF_KIND(quickly(s->kind, s->pairs), BACK)
 #undef BACK
       add_gradient(&share, of_last, g, u, k.rows);
       add_gradient(&share, of_w, dz, in, k.rows);
-      if (grad_x) write_product(dz, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(dz, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     add_blocks(grad_gate, parts, 1, s->width, s);
     write_gradient(of_w, totals, s->width, s->dim, t, s);
     write_gradient(of_last, totals, s->out, s->width, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.shared.blocks import fast_types
+from polymix.ops.shared.tensors import Linear
 
 KINDS = (
     "identity",
@@ -48,6 +49,12 @@ def full(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float().contiguous()
 
 
+def as_read(linear: Linear, pairs: bool) -> Linear:
+    """A map (out, in) as the kernels take it: contiguous, in float32; with `pairs`, the weight stays bfloat16."""
+    weight, bias = linear
+    return (weight.contiguous() if pairs else full(weight)), full(bias)
+
+
 def in_pairs(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether to multiply tokens x and these weights in bfloat16: they are, and this processor is faster with them."""
     halves = x.dtype == torch.bfloat16 and all(w is None or w.dtype == torch.bfloat16 for w in weights)
@@ -78,5 +85,8 @@ Needs = Sequence[bool]  # for each argument that has gradients, in order: whethe
 
 
 def rooms_like(arguments: Sequence[Tensor | None], needs: Needs) -> list[Tensor | None]:
-    """Allocate the gradients that are needed; None for the others, for which the kernels do no work."""
-    return [room_like(x) if x is not None and needed else None for x, needed in zip(arguments, needs, strict=True)]
+    """Allocate the gradients that are needed, that of the tokens, which come first, in their dtype and the others in
+    float32; None for gradients that are not needed, for which the kernels do no work.
+    """
+    return [None if x is None or not needed else x.new_empty(x.shape, dtype=torch.float32 if i else x.dtype)
+            for i, (x, needed) in enumerate(zip(arguments, needs, strict=True))]  # fmt: skip

@@ -23,7 +23,8 @@ _X_GRAD = "tokens? grad_x: batch, tokens, dim"
 #     tokens, heads                 a tensor with contiguous channels, for the structs Tokens and Heads: an address and
 #                                   the other strides; in the dtype of the call
 #     linear, map                   a contiguous weight (out, size) and a contiguous bias (out) or None, for the struct
-#                                   Linear; in float32, and in the dtype of the call
+#                                   Linear. linear: in float32, but the weight in bfloat16 if `s.pairs` is set; map: in
+#                                   the dtype of the call
 #     taps                          the struct Taps
 FUNCTIONS: Mapping[str, str] = {
     "linear_gated": f"{_ROWS}; linear w: width, dim; floats gate: batch, width; {_HEADS}; linear? last: out, width;"
@@ -92,7 +93,9 @@ class Pointer(NamedTuple):
 
 
 class Function(NamedTuple):
-    """The pointers of a function; `sizes` takes its arguments, and returns `bf16` and each array's size, or shape."""
+    """The pointers of a function; `sizes` takes its arguments, and returns `bf16`, `pairs` and each array's size, or
+    shape.
+    """
 
     pointers: tuple[Pointer, ...]
     sizes: Callable[..., tuple[Any, ...]]
@@ -116,4 +119,5 @@ def read(function: str) -> Function:
         sizes = [f"({size})" for size in re.sub(identifier, field, parts[i].partition(":")[2]).split(",")]
         shapes.append(f"({', '.join(sizes)})" if pointer.kind in _STRUCTS else " * ".join(sizes))
     bf16 = "bf16" if "bf16" in names else "s.bf16"
-    return Function(pointers, eval(f"lambda {', '.join(names)}: ({bf16}, {', '.join(shapes)})"))
+    pairs = "s.pairs" if any(pointer.kind == "linear" for pointer in pointers) else "0"
+    return Function(pointers, eval(f"lambda {', '.join(names)}: ({bf16}, {pairs}, {', '.join(shapes)})"))

@@ -16,9 +16,10 @@
 #define BUDGET (32 << 20) /* bytes of accumulators; a single one may take more */
 #endif
 
-/* The accumulators of a call: `size` floats each, in `units` parts that threads take turns at. */
+/* The accumulators of a call: `size` floats each, in `units` parts that threads take turns at. Where maps multiply in pairs, each
+   thread packs up to `high` and `wide` columns for their gradients. */
 typedef struct {
-  int64_t size, units, levels, groups;
+  int64_t size, units, levels, groups, high, wide;
 } Totals;
 /* The blocks [from, to), counted over all samples. */
 typedef struct {
@@ -28,7 +29,7 @@ typedef struct {
 typedef struct {
   Run run;
   int64_t group, member, members, turn, count, unit;
-  float *sums, *older;
+  float *sums, *older, *turned, *packed;
   int64_t *turns;
 } Share;
 /* The gradients of a linear map's weight and bias, either NULL if nobody asks for it, and where they are in an accumulator. */
@@ -44,19 +45,24 @@ static Gradient gradient_of(Totals *t, float *weight, float *bias, int64_t out, 
   Gradient g = {weight, bias, out, in, t->size, t->size + (weight ? out * in : 0)};
   t->size = g.of_bias + (bias ? out : 0);
   t->units += (weight ? over(in, PANEL) : 0) + (bias ? 1 : 0);
+  t->high = most(t->high, out), t->wide = most(t->wide, in);
   return g;
 }
-/* Choose the number of accumulators. Returns the floats that they take. */
+/* The words that a thread packs columns in. */
+INLINE int64_t size_of_turned(Totals t) { return t.high * TURNED; }
+INLINE int64_t size_of_columns(Totals t, const Sizes *s) { return s->pairs ? size_of_turned(t) + ROWS / 2 * t.wide : 0; }
+/* Choose the number of accumulators. Returns the floats that all this takes. */
 static int64_t settle(Totals *t, int64_t blocks, const Sizes *s) {
   t->levels = blocks > MANY ? 2 : 1;
   t->groups = most(1, least(team_of(s), BUDGET / most(1, (int64_t)sizeof(float) * t->levels * t->size)));
-  return t->groups * t->levels * t->size + padded(2 * t->groups * t->units);
+  return t->groups * t->levels * t->size + padded(2 * t->groups * t->units) + team_of(s) * size_of_columns(*t, s);
 }
-/* Take the accumulators from a larger buffer. The turns lie after them. */
-static float *take_totals(float **room, Totals t) {
+/* Take the accumulators from a larger buffer. The turns lie after them, then the packed columns. */
+static float *take_totals(float **room, Totals t, const Sizes *s) {
   float *sums = take(room, t.groups * t.levels * t.size);
   int64_t turns = 2 * t.groups * t.units; /* two floats each */
   clear(take(room, turns), turns);
+  take(room, team_of(s) * size_of_columns(t, s));
   return sums;
 }
 
@@ -78,7 +84,13 @@ static Share share_of(int64_t thread, float *sums, Totals t, const Sizes *s) {
   Share h = place_of_thread(thread, t, s);
   h.sums = sums + h.group * t.levels * t.size;
   h.older = t.levels == 2 ? h.sums + t.size : NULL;
-  if (h.members > 1) h.turns = (int64_t *)(sums + t.groups * t.levels * t.size) + h.group * t.units;
+  float *turns = sums + t.groups * t.levels * t.size;
+  if (h.members > 1) h.turns = (int64_t *)turns + h.group * t.units;
+  if (s->pairs) {
+    begin_tiles();
+    h.turned = turns + padded(2 * t.groups * t.units) + thread * size_of_columns(t, s);
+    h.packed = h.turned + size_of_turned(t);
+  }
   return h;
 }
 /* The members of a group take its blocks in turn. */
@@ -109,12 +121,17 @@ static void keep(Share *h, int64_t at, int64_t n) {
 /* Add columns [first, first + PANEL) of Σ_r x[r] ⊗ y[r] to the sums at `place`, for the first `high` of their rows. */
 static void add_panel(Share *h, Rows x, Rows y, int64_t rows, int64_t place, int64_t first, int64_t high) {
   begin_part(h);
-  outer_panel(x, y, rows, h->sums + place, first, high, holds(h));
+  if (h->packed) outer_pairs(h->turned, x.width, h->packed, y.width, rows, h->sums + place, first, high, holds(h));
+  else outer_panel(x, y, rows, h->sums + place, first, high, holds(h));
   for (int64_t row = 0; row < high; row++) keep(h, place + row * y.width + first, least(PANEL, y.width - first));
   end_part(h);
 }
 /* Add the gradients of a map's weight and bias, for gradients du of its outputs. */
 static void add_gradient(Share *h, Gradient g, Rows du, Rows in, int64_t rows) {
+  if (h->packed && g.weight) {
+    pack_turned(h->turned, du, rows);
+    pack_rows(h->packed, in, rows);
+  }
   for (int64_t first = 0; g.weight && first < g.in; first += PANEL) add_panel(h, du, in, rows, g.of_weight, first, g.out);
   if (!g.bias) return;
   begin_part(h);

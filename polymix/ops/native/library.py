@@ -24,8 +24,11 @@ SWITCH = "POLYMIX_NATIVE"  # 0 disables the kernels; the name of a processor lev
 _BUILD = "run `polymix build-kernels` (it needs gcc)"
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 # The processor features that each level needs, with the names of /proc/cpuinfo.
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+AMX = "x86-64-amx"
 FEATURES_OF_LEVEL = {
-    "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    AMX: _V4 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    "x86-64-v4": _V4,
     "x86-64-v3": _V3,
     "armv8-a": frozenset({"asimd"}),
 }
@@ -57,9 +60,25 @@ def loaded() -> Path | None:
 
 @run_by_the_compiler  # a graph does not outlive the process
 def multiplies_bf16() -> bool:
-    """Whether the kernels here use the processor's bfloat16 products (AVX512_BF16)."""
-    library = _library()
-    return isinstance(library, ctypes.CDLL) and "x86-64-v4" in library._name and "avx512_bf16" in processor_flags()
+    """Whether the kernels here use the fastest bfloat16 products of the processor: AMX, else AVX512_BF16."""
+    level, flags = loaded_level(), processor_flags()
+    return level == AMX or (level == "x86-64-v4" and "avx512_bf16" in flags and "amx_bf16" not in flags)
+
+
+def loaded_level() -> str | None:
+    """The processor level of the kernels that are loaded; None without kernels."""
+    path = loaded()
+    return None if path is None else path.stem.removeprefix("kernels-").rpartition("-")[0]
+
+
+@cache
+def tiles_are_permitted() -> bool:
+    """Ask the system for AMX's tiles: once in a process, before its first instruction on them.
+
+    False where it refuses: Linux before 5.16, and containers and emulators without AMX.
+    """
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
 @cache
@@ -76,7 +95,8 @@ def processor_flags() -> frozenset[str]:
 def usable_levels() -> list[str]:
     """The processor levels whose kernels this machine can run, best first."""
     flags = processor_flags()
-    return [level for level in compiled.levels() if flags >= FEATURES_OF_LEVEL[level]]
+    levels = [level for level in compiled.levels() if flags >= FEATURES_OF_LEVEL[level]]
+    return [level for level in levels if level != AMX or tiles_are_permitted()]
 
 
 @cache
@@ -173,7 +193,7 @@ def addresses(function: str, arguments: Sequence[Any]) -> list[Any]:
         ShapeError: an argument is no array of the dtype and size that C takes it for.
     """
     pointers, sizes = functions.read(function)
-    bf16, *shapes = sizes(*arguments)
+    bf16, pairs, *shapes = sizes(*arguments)
     of_call = torch.bfloat16 if bf16 else torch.float32
     values = list(arguments)
     for (position, name, kind, dtype, optional), shape in zip(pointers, shapes, strict=True):
@@ -188,7 +208,8 @@ def addresses(function: str, arguments: Sequence[Any]) -> list[Any]:
             array = strided(value, shape, dtype)
         elif kind in functions.LINEAR:
             weight, bias = value
-            place = address(weight, shape[0] * shape[1], dtype) if weight.shape == shape else None
+            of_weight = torch.bfloat16 if kind == "linear" and pairs else dtype
+            place = address(weight, shape[0] * shape[1], of_weight) if weight.shape == shape else None
             beside = 0 if bias is None else address(bias, shape[0], dtype)
             if place is not None and beside is not None:  # in memory the struct Linear
                 array = (c_int64 * 4)(place, beside, *shape)

@@ -16,26 +16,34 @@
 #define TALL 4
 #endif
 #define SHORT 2
+#include "pairs.h"
 
-/* y = x Wᵀ + b as in nn.Linear, contiguous; the bias may be NULL. Products of blocks take float32; those of few rows
-   (decode/rows.h) read both as they are, also bfloat16. */
+/* y = x Wᵀ + b as in nn.Linear, contiguous; the bias may be NULL. Products of blocks take float32, or with `pairs` a weight in
+   bfloat16; those of few rows (decode/rows.h) read both as they are. */
 typedef struct {
   const float *weight, *bias;
   int64_t out, in;
 } Linear;
-/* Rows of `width` numbers (whole vectors), `pitch` elements apart. */
+INLINE const float *weight_at(const Linear *l, int64_t entry, int pairs) {
+  return pairs ? (const float *)((const uint16_t *)l->weight + entry) : l->weight + entry;
+}
+/* Rows of `width` numbers (whole vectors), `pitch` elements apart; with `halves` they are bfloat16. */
 typedef struct {
   float *at;
   int64_t width, pitch;
+  int halves;
 } Rows;
+INLINE vec value_at(Rows x, int64_t r, int64_t c) {
+  return x.halves ? widen(*(const halves *)((const uint16_t *)x.at + r * x.pitch + c)) : (vec)*(const floats *)(x.at + r * x.pitch + c);
+}
 /* A packed weight: panels of ACROSS vectors of outputs, each input by input; and the bias. With `pairs` it holds pairs of inputs in
-   bfloat16, and is applied to rows of bfloat16, whose pitch counts them. */
+   bfloat16, and is applied to rows of them. */
 typedef struct {
   float *at, *bias;
   int64_t out, in;
   int pairs;
 } Packed;
-INLINE int64_t depth_of(Packed w) { return w.pairs ? over(w.in, 2) : w.in; }
+INLINE int64_t depth_of(Packed w) { return w.pairs ? pairs_of(w.in) : w.in; }
 
 /* Takes the next `size` floats from a larger buffer. */
 INLINE float *take(float **room, int64_t size) {
@@ -59,11 +67,12 @@ INLINE Rows take_rows(float **room, int64_t width) {
   FENCE(rows + size_of_rows(width) - GAP);
   return (Rows){rows, padded(width), pitch_of(width)};
 }
-INLINE int64_t size_of_packed(int64_t out, int64_t in) { return padded(out) * (in + 1); }
+INLINE int64_t deepest(int64_t in) { return most(in, pairs_of(in)); }
+INLINE int64_t size_of_packed(int64_t out, int64_t in) { return padded(out) * (deepest(in) + 1); }
 
 INLINE Packed take_packed(float **room, int64_t out, int64_t in) {
   float *at = take(room, size_of_packed(out, in));
-  return (Packed){at, at + padded(out) * in, padded(out), in, 0};
+  return (Packed){at, at + padded(out) * deepest(in), padded(out), in, 0};
 }
 /* For a map of tokens: in bfloat16, without an error, if `pairs`. */
 INLINE Packed take_packed_for(float **room, int64_t out, int64_t in, int pairs) {
@@ -71,29 +80,45 @@ INLINE Packed take_packed_for(float **room, int64_t out, int64_t in, int pairs) 
   map.pairs = pairs;
   return map;
 }
-INLINE uint32_t bits_of(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
+/* A square of LANES outputs and as many pairs of inputs. One of the strides is 1. */
+INLINE void pack_square(uint32_t *to, int64_t width, const uint16_t *from, int64_t by_out, int64_t by_in) {
+  typedef words loose __attribute__((aligned(2), may_alias));
+  words square[LANES];
+  if (by_in == 1) {
+    UNROLL for (int k = 0; k < LANES; k++) square[k] = *(const loose *)(from + k * by_out);
+    transpose(square);
+  } else
+    UNROLL for (int k = 0; k < LANES; k++)
+      square[k] = pair_up(*(const halves *)(from + 2 * k * by_in), *(const halves *)(from + (2 * k + 1) * by_in));
+  UNROLL for (int k = 0; k < LANES; k++) *(words *)(to + k * width) = square[k];
 }
-/* A panel of `width` outputs in pairs of inputs; the values are those of bfloat16. */
-static void pack_pairs(uint32_t *to, const float *from, int64_t width, int64_t real, int64_t in, int64_t by_out, int64_t by_in) {
-  for (int64_t i = 0; i < in; i += 2, to += width)
-    for (int64_t o = 0; o < width; o++) {
-      const float *first = from + o * by_out + i * by_in;
-      to[o] = o < real ? bits_of(first[0]) >> 16 | (i + 1 < in ? bits_of(first[by_in]) & 0xffff0000 : 0) : 0;
+/* A panel of `width` outputs, of which `real` exist, in pairs of inputs. */
+static void pack_pairs(uint32_t *to, const uint16_t *from, int64_t width, int64_t real, int64_t in, int64_t by_out, int64_t by_in) {
+  for (int64_t c = 0; c < width; c += LANES)
+    for (int64_t i = 0; i < pairs_of(in); i += LANES) {
+      if (c + LANES <= real && 2 * (i + LANES) <= in) {
+        pack_square(to + i * width + c, width, from + c * by_out + 2 * i * by_in, by_out, by_in);
+        continue;
+      }
+      for (int64_t k = i; k < least(i + LANES, pairs_of(in)); k++)
+        for (int64_t o = c; o < c + LANES; o++) {
+          const uint16_t *pair = from + o * by_out + 2 * k * by_in;
+          uint32_t low = o < real && 2 * k < in ? pair[0] : 0, high = o < real && 2 * k + 1 < in ? pair[by_in] : 0;
+          to[k * width + o] = low | high << 16;
+        }
     }
 }
 
-/* Pack the weight whose entry (o, i) is weight[o · by_out + i · by_in]; one of the strides must be 1. All threads of the team
-   must call this. */
+/* Pack the weight whose entry (o, i) is weight[o · by_out + i · by_in], in bfloat16 if p.pairs; one of the strides must be 1. All
+   threads of the team must call this; those that multiply in pairs call end_tiles in the end. */
 static void pack(Packed p, const float *weight, int64_t out, int64_t by_out, int64_t by_in, const float *bias) {
+  if (p.pairs) begin_tiles();
 #pragma omp for schedule(static)
   for (int64_t first = 0; first < p.out; first += ACROSS * LANES) {
     int64_t width = least(ACROSS * LANES, p.out - first), real = least(width, out - first);
     const float *from = weight + first * by_out;
     float *to = p.at + first * depth_of(p);
-    if (p.pairs) pack_pairs((uint32_t *)to, from, width, real, p.in, by_out, by_in);
+    if (p.pairs) pack_pairs((uint32_t *)to, (const uint16_t *)weight + first * by_out, width, real, p.in, by_out, by_in);
     else if (by_in == 1)
       for (int64_t o = 0; o < real; o++)
         for (int64_t i = 0; i < p.in; i++) to[i * width + o] = from[o * by_out + i];
@@ -119,35 +144,6 @@ INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in,
     UNROLL for (int t = 0; t < T; t++) {
       vec value = all(x[t * by + i]);
       UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * weights[a];
-    }
-  }
-  UNROLL for (int t = 0; t < T; t++)
-    UNROLL for (int a = 0; a < A; a++) *(floats *)(y + t * pitch + a * LANES) = sums[t][a];
-}
-
-/* sum + x_0 w_0 + x_1 w_1 for pairs of bfloat16 */
-INLINE vec add_pairs(vec sum, words x, words w, const int fast) {
-#if LANES == 16
-  if (fast) {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
-    return sum;
-  }
-#endif
-  return sum + (vec)(x << 16) * (vec)(w << 16) + (vec)(x & 0xffff0000) * (vec)(w & 0xffff0000);
-}
-/* `product_tile` for pairs of bfloat16. */
-INLINE void pair_tile(const float *x, int64_t by, const float *w, int64_t pairs, const float *start, int64_t step, float *y,
-                      int64_t pitch, const int T, const int A, const int fast) {
-  typedef uint32_t pair __attribute__((aligned(2), may_alias));
-  vec sums[TALL][ACROSS];
-  words weights[ACROSS];
-  UNROLL for (int t = 0; t < T; t++)
-    UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const floats *)(start + t * step + a * LANES);
-  for (int64_t i = 0; i < pairs; i++, w += A * LANES) {
-    UNROLL for (int a = 0; a < A; a++) weights[a] = (words)*(const vec *)(w + a * LANES);
-    UNROLL for (int t = 0; t < T; t++) {
-      words value = *(const pair *)((const uint16_t *)x + t * by + 2 * i) - (words){0};
-      UNROLL for (int a = 0; a < A; a++) sums[t][a] = add_pairs(sums[t][a], value, weights[a], fast);
     }
   }
   UNROLL for (int t = 0; t < T; t++)
@@ -180,21 +176,7 @@ typedef void OuterTile(const float *, int64_t, const float *, int64_t, int64_t, 
   static void product_##T##_##A(const float *x, int64_t by, const float *w, int64_t in, const float *start,         \
                                 int64_t step, float *y, int64_t pitch) {                                            \
     product_tile(x, by, w, in, start, step, y, pitch, T, A);                                                        \
-  }                                                                                                                 \
-  static void pairs_##T##_##A(const float *x, int64_t by, const float *w, int64_t in, const float *start,           \
-                              int64_t step, float *y, int64_t pitch) {                                              \
-    pair_tile(x, by, w, in, start, step, y, pitch, T, A, 0);                                                        \
-  }                                                                                                                 \
-  FAST_PAIRS(T, A)
-#if LANES == 16
-#define FAST_PAIRS(T, A)                                                                                            \
-  static void fast_##T##_##A(const float *x, int64_t by, const float *w, int64_t in, const float *start,            \
-                             int64_t step, float *y, int64_t pitch) {                                               \
-    pair_tile(x, by, w, in, start, step, y, pitch, T, A, 1);                                                        \
   }
-#else
-#define FAST_PAIRS(T, A)
-#endif
 #define DEFINE_OUTER(A)                                                                                             \
   static void outer_##A(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,      \
                         int64_t step, int more) {                                                                   \
@@ -213,21 +195,19 @@ DEFINE_ACROSS(2)
 #define TILES_OF(KIND) {{KIND##_2_1, KIND##_2_2, KIND##_2_3}, {TALL_TILES(KIND)}}
 /* The tiles for SHORT tokens and for TALL, of each number of vectors. */
 typedef ProductTile *const TileTable[2][ACROSS];
-static TileTable of_floats = TILES_OF(product), of_pairs = TILES_OF(pairs);
-#if LANES == 16
-static TileTable of_pairs_fast = TILES_OF(fast);
-INLINE const TileTable *pair_tiles(void) { return __builtin_cpu_supports("avx512bf16") ? &of_pairs_fast : &of_pairs; }
-#else
-INLINE const TileTable *pair_tiles(void) { return &of_pairs; }
-#endif
+static TileTable of_floats = TILES_OF(product);
 DEFINE_OUTER(1) DEFINE_OUTER(2) DEFINE_OUTER(3)
 static OuterTile *const outers[] = {outer_1, outer_2, outer_3};
 
-/* y = x Wᵀ + b, or y += x Wᵀ if `more`. Up to SHORT - 1 rows after the last are read and written. */
+/* y = x Wᵀ + b, or y += x Wᵀ if `more`. Up to ROW_STEP - 1 rows after the last are read and written. */
 static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
-  const TileTable *tiles = w.pairs ? pair_tiles() : &of_floats;
-  int64_t depth = depth_of(w), pitch = x.pitch * (w.pairs ? sizeof(uint16_t) : sizeof(float));
-  for (int64_t from = 0; from < depth; from += DEEP) {
+  int64_t depth = depth_of(w);
+  for (int64_t first = 0; w.pairs && first < w.out; first += ACROSS * LANES) {
+    int64_t width = least(ACROSS * LANES, w.out - first);
+    multiply_pairs((const uint16_t *)x.at, x.pitch, 2, (const uint32_t *)(w.at + first * depth), width, depth, rows,
+                   width / LANES, more ? y.at + first : w.bias + first, more ? y.pitch : 0, y.at + first, y.pitch);
+  }
+  for (int64_t from = 0; !w.pairs && from < depth; from += DEEP) {
     int64_t in = least(DEEP, depth - from);
     for (int64_t first = 0; first < w.out; first += ACROSS * LANES) {
       int64_t width = least(ACROSS * LANES, w.out - first), across = width / LANES - 1;
@@ -236,8 +216,7 @@ static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
         int high = rows - r > TALL - SHORT;
         float *to = y.at + r * y.pitch + first;
         const float *start = more || from ? to : w.bias + first;
-        const float *tokens = (const float *)((const char *)x.at + r * pitch) + from;
-        (*tiles)[high][across](tokens, x.pitch, panel, in, start, more || from ? y.pitch : 0, to, y.pitch);
+        of_floats[high][across](x.at + r * x.pitch + from, x.pitch, panel, in, start, more || from ? y.pitch : 0, to, y.pitch);
         r += high ? TALL : SHORT;
       }
     }
@@ -249,7 +228,17 @@ static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
 INLINE Packed panel_of(Packed w, int64_t first) {
   return (Packed){w.at + first * depth_of(w), w.bias + first, least(PANEL, w.out - first), w.in, w.pairs};
 }
-INLINE Rows columns_of(Rows u, int64_t first) { return (Rows){u.at + first, least(PANEL, u.width - first), u.pitch}; }
+INLINE Rows columns_of(Rows u, int64_t first) {
+  float *from = u.halves ? (float *)((uint16_t *)u.at + first) : u.at + first;
+  return (Rows){from, least(PANEL, u.width - first), u.pitch, u.halves};
+}
+INLINE Rows rows_from(Rows x, int64_t r) {
+  x.at = x.halves ? (float *)((uint16_t *)x.at + r * x.pitch) : x.at + r * x.pitch;
+  return x;
+}
+/* The rows that a panel is applied to before they are processed further. Few of them, where a product is in tiles: the processor
+   multiplies the next ones meanwhile. */
+INLINE int64_t stripe(Packed w) { return w.pairs && ROW_STEP > 2 ? ROW_STEP : ROWS; }
 
 /* The first `high` rows of columns [first, first + PANEL) of total (width of x, width of y) = Σ_r x[r] ⊗ y[r], or +=. */
 static void outer_panel(Rows x, Rows y, int64_t rows, float *total, int64_t first, int64_t high, int more) {
@@ -262,11 +251,52 @@ static void outer(Rows x, Rows y, int64_t rows, float *total) {
   for (int64_t first = 0; first < y.width; first += PANEL) outer_panel(x, y, rows, total, first, x.width, 1);
 }
 
+/* ---- outer products in pairs of rows: the operands are packed first ---- */
+
+INLINE words pair_of_rows(Rows x, int64_t r, int64_t rows, int64_t c) { /* zero from row `rows` on */
+  halves none = {0}, low = r < rows ? narrow(value_at(x, r, c)) : none, high = r + 1 < rows ? narrow(value_at(x, r + 1, c)) : none;
+  return pair_up(low, high);
+}
+/* Two rows in a row of words. */
+static void pack_rows(float *to, Rows x, int64_t rows) {
+  for (int64_t i = 0; i < pairs_of(rows); i++)
+    for (int64_t c = 0; c < x.width; c += LANES) *(words *)(to + i * x.width + c) = pair_of_rows(x, 2 * i, rows, c);
+}
+#ifdef IN_TILES
+#define TURNED (ROWS / 2 + LANES) /* words between transposed rows */
+static void pack_turned(float *to, Rows x, int64_t rows) {
+  for (int64_t i = 0; i < pairs_of(rows); i += LANES)
+    for (int64_t c = 0; c < x.width; c += LANES) {
+      words square[LANES];
+      UNROLL for (int k = 0; k < LANES; k++) square[k] = pair_of_rows(x, 2 * (i + k), rows, c);
+      transpose(square);
+      UNROLL for (int k = 0; k < LANES; k++) *(words *)(to + (c + k) * TURNED + i) = square[k];
+    }
+}
+#else
+#define TURNED (ROWS / 2)
+#define pack_turned pack_rows /* there, any word of the first operand is read alone */
+#endif
+/* `outer_panel` for a packed x, turned, and y. */
+static void outer_pairs(const float *x, int64_t x_width, const float *y, int64_t y_width, int64_t rows, float *total, int64_t first,
+                        int64_t high, int more) {
+  static const float none[ACROSS * LANES] __attribute__((aligned(64)));
+  int64_t across = least(ACROSS, (y_width - first) / LANES);
+#ifdef IN_TILES
+  int64_t by = 2 * TURNED, along = 2;
+#else
+  int64_t by = 2, along = 2 * x_width;
+#endif
+  (void)x_width;
+  multiply_pairs((const uint16_t *)x, by, along, (const uint32_t *)y + first, y_width, pairs_of(rows), high, across,
+                 more ? total + first : none, more ? y_width : 0, total + first, y_width);
+}
+
 /* total (width) = Σ_r x[r], or += if `more` */
 static void add_rows(Rows x, int64_t rows, float *total, int more) {
   for (int64_t c = 0; c < x.width; c += LANES) {
     vec sum = {0}, *to = (vec *)(total + c);
-    for (int64_t r = 0; r < rows; r++) sum += *(const floats *)(x.at + r * x.pitch + c);
+    for (int64_t r = 0; r < rows; r++) sum += value_at(x, r, c);
     *to = more ? *to + sum : sum;
   }
 }
@@ -296,26 +326,34 @@ INLINE Rows load(Rows room, const Tokens *x, int64_t b, int64_t first, int64_t r
   return room;
 }
 
+/* Zero what is read after `width` values of a row in pairs. */
+INLINE void end_input(float *row, int64_t width, int pairs) {
+  if (pairs) memset((uint16_t *)row + width, 0, sizeof(uint16_t) * (most(2 * pairs_of(width), padded(width)) - width));
+}
 /* The same tokens, of bfloat16, as rows of pairs. */
 static Rows load_pairs(Rows room, const Tokens *x, int64_t b, int64_t first, int64_t rows, int64_t width) {
   uint16_t *from = (uint16_t *)x->data + b * x->batch + first * x->token, *to = (uint16_t *)room.at;
-  if (rows % SHORT == 0 && width % 2 == 0) return (Rows){(float *)from, width, x->token};
+  if (rows % ROW_STEP == 0 && width % (2 * LANES) == 0) return (Rows){(float *)from, width, x->token, 1};
   for (int64_t r = 0; r < rows; r++, from += x->token) {
     memcpy(to + 2 * r * room.pitch, from, sizeof(uint16_t) * width);
-    if (width % 2) to[2 * r * room.pitch + width] = 0;
+    end_input(room.at + r * room.pitch, width, 1);
   }
-  return (Rows){room.at, room.width, 2 * room.pitch};
+  return (Rows){room.at, room.width, 2 * room.pitch, 1};
 }
 
-/* Rows as a map in pairs reads them: `put_input` writes every value over those that were read before it, rounded to bfloat16. */
-INLINE Rows as_input(Rows u, int pairs) { return pairs ? (Rows){u.at, u.width, 2 * u.pitch} : u; }
+/* Rows as a map in pairs reads them: `put_input` writes every value over those that were read before it, rounded to
+   bfloat16, and `end_input` ends the row. */
+INLINE Rows as_input(Rows u, int pairs) { return pairs ? (Rows){u.at, u.width, 2 * u.pitch, 1} : u; }
 INLINE void put_input(float *row, int64_t c, vec value, int pairs) {
   if (pairs) *(halves *)((uint16_t *)row + c) = narrow(value);
   else *(vec *)(row + c) = value;
 }
 static Rows round_input(Rows u, int64_t rows, int pairs) {
-  for (int64_t r = 0; pairs && r < rows; r++)
-    for (int64_t c = 0; c < u.width; c += LANES) put_input(u.at + r * u.pitch, c, *(const vec *)(u.at + r * u.pitch + c), 1);
+  for (int64_t r = 0; pairs && r < rows; r++) {
+    float *row = u.at + r * u.pitch;
+    for (int64_t c = 0; c < u.width; c += LANES) put_input(row, c, *(const vec *)(row + c), 1);
+    end_input(row, u.width, 1);
+  }
   return as_input(u, pairs);
 }
 

@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__) || defined(EMULATE_TILES) /* tiles have rows of 16 floats */
 #define LANES 16
 #elif defined(__AVX__)
 #define LANES 8
@@ -34,12 +37,25 @@ INLINE int64_t padded(int64_t n) { return over(n, LANES) * LANES; }
 
 INLINE vec all(float a) { return a - (vec){0}; } /* a - 0 is a, so nothing is computed; a + 0 is not, because of -0 */
 
-INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
+INLINE words words_of(halves h) {
+#ifdef __AVX512F__ /* gcc takes four instructions for a conversion that there is one for */
+  return (words)_mm512_cvtepu16_epi32((__m256i)h);
+#endif
+  return __builtin_convertvector(h, words);
+}
+INLINE vec widen(halves h) { return (vec)(words_of(h) << 16); }
 
 INLINE halves narrow(vec v) { /* rounds to nearest, ties to even; NaN stays NaN */
+#ifdef __AVX512BF16__
+  return (halves)_mm512_cvtneps_pbh((__m512)v);
+#endif
   words bits = (words)v, nan = (words)(v != v);
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);
+  words result = (rounded & ~nan) | (0x7fc0 & nan);
+#ifdef __AVX512F__
+  return (halves)_mm512_cvtepi32_epi16((__m512i)result);
+#endif
+  return __builtin_convertvector(result, halves);
 }
 
 /* Loads n ≤ LANES values starting at element `at`, in float32 or bfloat16. */

@@ -2,7 +2,7 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
-and sums in float32: products of tokens lose nothing, what other products of a forward read is rounded to bfloat16.
+and sums in float32: products of tokens lose nothing, what other products read is rounded to bfloat16.
 Memory besides the results: the packed weights, a few blocks of 128 tokens per thread and, in the backward, copies
 of the weights' gradients: one per thread as long as they fit in 32 MiB, then fewer, which threads share
 (native/gradients.h). A weight that needs no gradient costs nothing in the backward. Cost: the forward takes the map
@@ -11,11 +11,13 @@ once, the backward three times.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import (
     KINDS,
     Needs,
+    as_read,
     dense,
     full,
     hidden,
@@ -30,10 +32,10 @@ from polymix.ops.shared.blocks import output
 
 def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int) -> Tensor:
     """Σ_n h_n^p, (B, degree, E)."""
-    sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=in_pairs(x, weight))
-    x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
-    sums = weight.new_empty(x.shape[0], degree, weight.shape[0])
-    call("linear_powers", x, (weight, bias), mask, sums, sizes)
+    pairs = in_pairs(x, weight)
+    sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=pairs)
+    sums = x.new_empty(x.shape[0], degree, weight.shape[0], dtype=torch.float32)
+    call("linear_powers", dense(x), as_read((weight, bias), pairs), hidden(mask), sums, sizes)
     return sums
 
 
@@ -48,12 +50,11 @@ def powers_backward(
     needs: Needs,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `powers`: with du = act'(u) Σ_p p g_p h^(p-1), dx = du W, dW = Σ duᵀ x, db = Σ du."""
-    sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=in_pairs(x, weight))
-    grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
-    grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
-    call("linear_powers_backward", grad, x, (weight, bias), mask, grad_x,
-         grad_w, grad_b, sizes)  # fmt: skip
-    return grad_x, grad_w, grad_b
+    pairs = in_pairs(x, weight)
+    sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=pairs)
+    grads = rooms_like((x, weight, bias), needs)
+    call("linear_powers_backward", full(grad), dense(x), as_read((weight, bias), pairs), hidden(mask), *grads, sizes)
+    return tuple(grads)
 
 
 def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:
@@ -61,9 +62,9 @@ def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | N
 
     The result does not depend on the number of threads, to the bit.
     """
-    pairs = in_pairs(x, weights.poly[0], weights.gate[0])
+    pairs = in_pairs(x, weights.poly[0], weights.gate[0], weights.proj[0])
     x, mask, alpha = dense(x), hidden(mask), full(weights.alpha.t())
-    maps = [(full(weight), full(bias)) for weight, bias in (weights.poly, weights.gate, weights.proj)]
+    maps = [as_read(linear, pairs) for linear in (weights.poly, weights.gate, weights.proj)]
     y, (degree, width) = output(x), alpha.shape
     sizes = sizes_of(x, width, out=x.shape[2], activation=options.activation, degree=degree, pairs=pairs)
     gating, mean = KINDS.index(options.gate), int(options.reduction == "mean")

@@ -10,15 +10,18 @@
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
-/* sums (degree, step) += the powers of act(u), summed over the real rows */
+/* sums (degree, step) += the powers of act(u), summed over the real rows of a part of a block */
 INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *sums, int64_t step, const int kind) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    if (hidden(mask, s, k, r)) continue;
-    for (int64_t c = 0; c < u.width; c += LANES) {
-      vec h = act(*at(u.at + r * u.pitch, c), kind), power = h;
-      *at(sums, c) += h;
-      for (int64_t p = 1; p < s->degree; p++) *at(sums + p * step, c) += power *= h;
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec first = {0}, second = {0};
+    for (int64_t r = 0; r < k.rows; r++) {
+      if (hidden(mask, s, k, r)) continue;
+      vec h = act(*at(u.at + r * u.pitch, c), kind), power = h * h;
+      first += h, second += power;
+      for (int64_t p = 2; p < s->degree; p++) *at(sums + p * step, c) += power *= h;
     }
+    *at(sums, c) += first;
+    if (s->degree > 1) *at(sums + step, c) += second;
   }
 }
 
@@ -38,19 +41,23 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block_for(map, room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       float *block_sums = parts + item * part;
       clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
         Packed panel = panel_of(map, c);
         u.width = panel.out;
-        product(in, k.rows, panel, u, 0);
-#define ADD(kind) add_powers(u, k, mask, s, block_sums + c, width, kind)
-        OF_KIND(s->kind, ADD)
+        for (int64_t r = 0; r < k.rows; r += stripe(map)) {
+          Block part = stripe_of(k, r, map);
+          product(rows_from(in, r), part.rows, panel, u, 0);
+#define ADD(kind) add_powers(u, part, mask, s, block_sums + c, width, kind)
+          OF_KIND(quickly(s->kind, s->pairs), ADD)
 #undef ADD
+        }
       }
     }
     add_blocks(sums, parts, s->degree, s->width, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -83,8 +90,8 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
-  if (grad_x) back = take_packed(&place, s->dim, s->width);
-  float *totals = take_totals(&place, t);
+  if (grad_x) back = take_packed_for(&place, s->dim, s->width, s->pairs);
+  float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *g = take(&own, s->degree * width);
@@ -94,17 +101,18 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      product(in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
-      OF_KIND(s->kind, BACK)
+      OF_KIND(quickly(s->kind, s->pairs), BACK)
 #undef BACK
       add_gradient(&share, of_w, u, in, k.rows);
-      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     write_gradient(of_w, totals, s->width, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -183,7 +191,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   if (!whole) return 1;
   Packed poly_map = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed gate_map = take_packed_for(&place, s->width, s->dim, s->pairs);
-  Packed end = take_packed(&place, s->out, s->width);
+  Packed end = take_packed_for(&place, s->out, s->width, s->pairs);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
   int64_t next = 0, turn = 0;
@@ -199,13 +207,13 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
-      Rows in = read_block_for(poly_map, room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
         product(in, k.rows, panel_of(poly_map, c), panel, 0);
 #define RUN(kind) run_sums(panel, k, mask, factors + c, width, sums + c, s, kind)
-        OF_KIND(s->kind, RUN)
+        OF_KIND(quickly(s->kind, s->pairs), RUN)
 #undef RUN
       }
       run_count(counts, k, mask, s);
@@ -216,11 +224,12 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         Rows panel = columns_of(u, c);
         product(in, k.rows, panel_of(gate_map, c), g, 0);
 #define GATE(kind) gate_sums(panel, g, k.rows, sums + c, counts, kind)
-        OF_KIND(gating, GATE)
+        OF_KIND(quickly(gating, s->pairs), GATE)
 #undef GATE
       }
-      write_product(u, end, room_out, y, k, s->out, s);
+      write_product(round_input(u, k.rows, s->pairs), end, room_out, y, k, s->out, s);
     }
+    end_team(s);
   }
   free(whole);
   return 0;

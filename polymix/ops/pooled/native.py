@@ -2,7 +2,7 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
-and sums in float32: products of tokens lose nothing, what other products of a forward read is rounded to bfloat16.
+and sums in float32: products of tokens lose nothing, what other products read is rounded to bfloat16.
 Memory besides the results: the packed weights, a few blocks of 128 tokens per thread and, in the backward, copies
 of the weights' gradients: one per thread as long as they fit in 32 MiB, then fewer, which threads share
 (native/gradients.h). A weight that needs no gradient costs nothing in the backward. Cost: the forward takes the
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polymix.ops.native.arrays import (
     Needs,
+    as_read,
     dense,
     full,
     hidden,
@@ -32,10 +33,9 @@ from polymix.ops.shared.tensors import count_real
 def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None) -> Tensor:
     """Σ_n p_n ⊙ (x_n W_1ᵀ + b_1) ⊙ (x_n W_2ᵀ + b_2), (B, E)."""
     pairs = in_pairs(x, weight)
-    x, weight, bias, p, mask = dense(x), full(weight), full(bias), full(p), hidden(mask)
-    sums = weight.new_empty(x.shape[0], weight.shape[0] // 2)
+    sums = x.new_empty(x.shape[0], weight.shape[0] // 2, dtype=torch.float32)
     sizes = sizes_of(x, sums.shape[1], p, pairs=pairs)
-    call("linear_pairs", x, (weight, bias), p, mask, sums, sizes)
+    call("linear_pairs", dense(x), as_read((weight, bias), pairs), full(p), hidden(mask), sums, sizes)
     return sums
 
 
@@ -47,12 +47,12 @@ def pairs_backward(
     du = g ⊙ p ⊙ v,  dv = g ⊙ p ⊙ u,  dp = Σ g ⊙ u ⊙ v over each head and the batch.
     """
     pairs = in_pairs(x, weight)
-    grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
+    grad, x, p, mask = full(grad), dense(x), full(p), hidden(mask)
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs[:3])
     grad_p = None
     if p is not None and needs[3]:
         grad_p = p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
-    call("linear_pairs_backward", grad, x, (weight, bias), p, mask,
+    call("linear_pairs_backward", grad, x, as_read((weight, bias), pairs), p, mask,
          grad_x, grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p, pairs=pairs))  # fmt: skip
     return grad_x, grad_w, grad_b, None if grad_p is None else grad_p.sum(0)
 
@@ -87,10 +87,9 @@ def moments_backward(
 
 def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None) -> Tensor:
     """(x ⊙ scale) Wᵀ + b + rest x, (B, N, D')."""
-    sizes = sizes_of(x, 0, out=weight.shape[0], pairs=in_pairs(x, weight))
-    x, scale, weight, bias, rest = dense(x), full(scale), full(weight), full(bias), full(rest)
-    y = output(x, weight.shape[0])
-    call("linear_scaled", x, scale, (weight, bias), rest, y, sizes)
+    pairs = in_pairs(x, weight)
+    sizes, y = sizes_of(x, 0, out=weight.shape[0], pairs=pairs), output(x, weight.shape[0])
+    call("linear_scaled", dense(x), full(scale), as_read((weight, bias), pairs), full(rest), y, sizes)
     return y
 
 
@@ -101,12 +100,13 @@ def scaled_backward(
 
     dx = dz ⊙ scale + rest grad,  dscale = Σ_n dz ⊙ x,  dW = Σ gradᵀ (x ⊙ scale),  drest = Σ grad ⊙ x.
     """
-    grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
+    pairs = in_pairs(x, weight)
+    grad, x, scale, rest = dense(grad), dense(x), full(scale), full(rest)
     grad_x, grad_scale, grad_w, grad_b = rooms_like((x, scale, weight, bias), needs[:4])
-    grad_rest = None if rest is None or not needs[4] else weight.new_zeros(torch.get_num_threads())
-    call("linear_scaled_backward", grad, x, scale, (weight, bias), rest,
+    grad_rest = None if rest is None or not needs[4] else scale.new_zeros(torch.get_num_threads())
+    call("linear_scaled_backward", grad, x, scale, as_read((weight, bias), pairs), rest,
          grad_x, grad_scale, grad_w, grad_b, grad_rest,
-         sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
+         sizes_of(x, 0, out=weight.shape[0], pairs=pairs))  # fmt: skip
     total_rest = None if rest is None or grad_rest is None else grad_rest.sum().view(rest.shape)
     return grad_x, grad_scale, grad_w, grad_b, total_rest
 

@@ -9,15 +9,27 @@
 
 /* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), with one factor p_j per head, or 1; W holds W_1, then W_2 ---- */
 
-static Linear half_of(const Linear *w, int second) {
+static Linear half_of(const Linear *w, int second, int pairs) {
   int64_t out = w->out / 2;
-  return (Linear){w->weight + second * out * w->in, w->bias ? w->bias + second * out : NULL, out, w->in};
+  return (Linear){weight_at(w, second * out * w->in, pairs), w->bias ? w->bias + second * out : NULL, out, w->in};
+}
+
+/* sums += u ⊙ v ⊙ p over the real rows of a part of a block, for the columns from `first` on. */
+static void add_products(Rows u, Rows v, Block k, int64_t first, const uint8_t *mask, const float *p, float *sums, const Sizes *s) {
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec sum = {0};
+    Factors factors = factors_of(p, first + c, s);
+    for (int64_t r = 0; r < k.rows; r++)
+      if (!hidden(mask, s, k, r))
+        sum += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * factors_at(factors, k.first + r, s);
+    *at(sums, first + c) += sum;
+  }
 }
 
 /* sums (batch, width). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
-  int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
+  int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(PANEL);
   float *whole = reserve(2 * size_of_packed(s->width, s->dim) + items * width + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed first = take_packed_for(&place, s->width, s->dim, s->pairs);
@@ -25,28 +37,28 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width);
-    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), v = take_rows(&own, s->width);
-    Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
+    float *own = place + omp_get_thread_num() * each;
+    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, PANEL), v = take_rows(&own, PANEL);
+    Linear w_1 = half_of(w, 0, s->pairs), w_2 = half_of(w, 1, s->pairs);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
-    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block_for(first, room_in, x, k, s);
-      product(in, k.rows, first, u, 0);
-      product(in, k.rows, second, v, 0);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       float *block_sums = parts + item * width;
       clear(block_sums, width);
-      for (int64_t r = 0; r < k.rows; r++) {
-        if (hidden(mask, s, k, r)) continue;
-        spread_row(factors, p, k.first + r, s);
-        for (int64_t c = 0; c < width; c += LANES)
-          *at(block_sums, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(factors, c);
-      }
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(first)) {
+          Block part = stripe_of(k, r, first);
+          u.width = least(PANEL, width - c);
+          product(rows_from(in, r), part.rows, panel_of(first, c), u, 0);
+          product(rows_from(in, r), part.rows, panel_of(second, c), v, 0);
+          add_products(u, v, part, c, mask, p, block_sums, s);
+        }
     }
     add_blocks(sums, parts, 1, s->width, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -68,15 +80,18 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
   Packed first = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed second = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed first_back = {0}, second_back = {0};
-  if (grad_x) first_back = take_packed(&place, s->dim, s->width), second_back = take_packed(&place, s->dim, s->width);
-  float *totals = take_totals(&place, t);
+  if (grad_x) {
+    first_back = take_packed_for(&place, s->dim, s->width, s->pairs);
+    second_back = take_packed_for(&place, s->dim, s->width, s->pairs);
+  }
+  float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each;
     float *factors = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     Rows u = take_rows(&own, s->width), v = take_rows(&own, s->width);
-    Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
+    Linear w_1 = half_of(w, 0, s->pairs), w_2 = half_of(w, 1, s->pairs);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
     if (grad_x) pack_back(first_back, &w_1);
@@ -85,11 +100,10 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       load_row(g, grad + k.b * s->width, s->width);
-      Rows tokens = first.pairs ? read_block_for(first, room_out, x, k, s) : in;
-      product(tokens, k.rows, first, u, 0);
-      product(tokens, k.rows, second, v, 0);
+      product(in, k.rows, first, u, 0);
+      product(in, k.rows, second, v, 0);
       for (int64_t r = 0; r < k.rows; r++) {
         float *a = u.at + r * u.pitch, *b = v.at + r * v.pitch;
         if (hidden(mask, s, k, r)) {
@@ -111,12 +125,13 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
       add_gradient(&share, of_w[1], v, in, k.rows);
       if (!grad_x) continue;
       Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(u, k.rows, first_back, out, 0);
-      product(v, k.rows, second_back, out, 1);
+      product(round_input(u, k.rows, s->pairs), k.rows, first_back, out, 0);
+      product(round_input(v, k.rows, s->pairs), k.rows, second_back, out, 1);
       store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
     }
 #pragma omp barrier
     for (int half = 0; half < 2; half++) write_gradient(of_w[half], totals, s->width, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -294,15 +309,18 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
       load_row(scales, scale + k.b * s->dim, s->dim);
       /* Write rest x + b to the outputs first; the product is added to it. */
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
-      for (int64_t r = 0; r < k.rows; r++)
+      for (int64_t r = 0; r < k.rows; r++) {
         for (int64_t c = 0; c < u.width; c += LANES) {
           vec value = *at(u.at + r * u.pitch, c);
           if (rest) *(floats *)(out.at + r * out.pitch + c) = value * *rest + *(vec *)(map.bias + c);
           put_input(u.at + r * u.pitch, c, value * *at(scales, c), map.pairs);
         }
+        end_input(u.at + r * u.pitch, u.width, map.pairs);
+      }
       product(as_input(u, map.pairs), k.rows, map, out, rest != NULL);
       store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -320,8 +338,8 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
   float *whole = reserve(size_of_packed(s->dim, s->out) + items * width + settle(&t, items, s) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
-  Packed back = take_packed(&place, s->dim, s->out);
-  float *totals = take_totals(&place, t), *parts = take(&place, items * width);
+  Packed back = take_packed_for(&place, s->dim, s->out, s->pairs);
+  float *totals = take_totals(&place, t, s), *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
@@ -334,7 +352,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
       load_row(scales, scale + k.b * s->dim, s->dim);
-      Rows g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
+      Rows g = read_block(room_g, grad, k, s->out, s);
       if (through) product(g, k.rows, back, dz, 0);
       else clear(dz.at, k.rows * dz.pitch);
       float *part = parts + item * width;
@@ -346,7 +364,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
           *at(part, c) += *slope * *value;
           *slope *= f;
           if (rest) {
-            vec upper = *(floats *)(g.at + r * g.pitch + c);
+            vec upper = value_at(g, r, c);
             *slope += upper * *rest;
             along += upper * *value;
           }
@@ -363,6 +381,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
 #pragma omp barrier
     if (grad_scale) add_blocks(grad_scale, parts, 1, s->dim, s);
     write_gradient(of_w, totals, s->out, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;

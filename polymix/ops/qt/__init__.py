@@ -120,7 +120,7 @@ def qt(
         "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  slower={"native": slower_than_pytorch(x, training=True)}, in_blocks=("blocked",))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x)}, in_blocks=("blocked",))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features

@@ -19,29 +19,32 @@ INLINE float *row_of(Rows x, int64_t r) { return x.at + r * x.pitch; }
 
 INLINE int64_t size_spaced(int64_t runs, int64_t each, int64_t stride) { return each == stride ? 0 : padded(runs * stride); }
 
-/* Copy runs of `each` numbers so that they lie `stride` apart, padded with zeros; if each == stride, return `from`. All threads of
-   the team must call this. */
-static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t stride) {
+/* Copy runs of `each` numbers of `size` bytes so that they lie `stride` apart, padded with zeros; if each == stride, return `from`.
+   All threads of the team must call this. */
+static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t stride, int64_t size) {
   if (!from || each == stride) return from;
   float *to = take(room, runs * stride);
 #pragma omp for schedule(static)
   for (int64_t run = 0; run < runs; run++) {
-    memcpy(to + run * stride, from + run * each, sizeof(float) * each);
-    clear(to + run * stride + each, stride - each);
+    char *place = (char *)to + run * stride * size;
+    memcpy(place, (const char *)from + run * each * size, each * size);
+    memset(place + each * size, 0, (stride - each) * size);
   }
   return to;
 }
+INLINE int64_t bytes_of_weights(int pairs) { return pairs ? sizeof(uint16_t) : sizeof(float); }
 /* The map whose outputs are `heads` padded heads, and the map whose inputs are all padded heads. */
 INLINE int64_t size_to(int64_t heads, int64_t in, Heads g) {
   return size_spaced(heads, g.each * in, g.stride * in) + size_spaced(heads, g.each, g.stride);
 }
-static Linear map_to(float *room, const Linear *w, int64_t heads, Heads g) {
-  const float *weight = spaced(&room, w->weight, heads, g.each * w->in, g.stride * w->in);
-  return (Linear){weight, spaced(&room, w->bias, heads, g.each, g.stride), heads * g.stride, w->in};
+static Linear map_to(float *room, const Linear *w, int64_t heads, Heads g, int pairs) {
+  const float *weight = spaced(&room, w->weight, heads, g.each * w->in, g.stride * w->in, bytes_of_weights(pairs));
+  return (Linear){weight, spaced(&room, w->bias, heads, g.each, g.stride, sizeof(float)), heads * g.stride, w->in};
 }
 INLINE int64_t size_from(int64_t out, Heads g) { return size_spaced(out * g.number, g.each, g.stride); }
-static Linear map_from(float *room, const Linear *w, Heads g) {
-  return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.stride), w->bias, w->out, g.number * g.stride};
+static Linear map_from(float *room, const Linear *w, Heads g, int pairs) {
+  const float *weight = spaced(&room, w->weight, w->out * g.number, g.each, g.stride, bytes_of_weights(pairs));
+  return (Linear){weight, w->bias, w->out, g.number * g.stride};
 }
 
 /* to (rows, width) = the sums at `from` without the padding, which has rows of `pitch`; of every row_stride rows only row_each

@@ -2,11 +2,11 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
 x. Where `arrays.in_pairs` says so, the processor multiplies bfloat16 and sums in float32: products of tokens lose
-nothing, and the quotients that the last map of a forward reads are rounded to bfloat16. Memory besides the results:
-the packed weights and, per thread, a few blocks of 128 tokens, the sums of three samples and, in the backward,
-copies of the weights' gradients, at most 32 MiB or one of them (native/gradients.h). A weight that needs no
-gradient costs nothing in the backward. Cost: the forward takes each product once; the backward takes the inner maps
-and the numerators three times and all other products twice.
+nothing, what other products read is rounded to bfloat16. Memory besides the results: the packed weights and, per
+thread, a few blocks of 128 tokens, the sums of three samples and, in the backward, copies of the weights'
+gradients, at most 32 MiB or one of them (native/gradients.h). A weight that needs no gradient costs nothing in the
+backward. Cost: the forward takes each product once; the backward takes the inner maps and the numerators three
+times and all other products twice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from polymix.ops.native.arrays import (
     Needs,
     Sizes,
+    as_read,
     dense,
     full,
     hidden,
@@ -34,11 +35,9 @@ def _sizes(x: Tensor, weight: Tensor, heads: int, order: int, last: Tensor | Non
 
 def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int) -> Tensor:
     """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1], (B, heads, 1 + order · d, d + 1)."""
-    sizes = _sizes(x, weight, heads, order)
-    x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
-    d = x.shape[2] // heads
-    sums = weight.new_empty(x.shape[0], heads, 1 + order * d, d + 1)
-    call("qt_pool", x, (weight, bias), mask, sums, sizes)
+    sizes, d = _sizes(x, weight, heads, order), x.shape[2] // heads
+    sums = x.new_empty(x.shape[0], heads, 1 + order * d, d + 1, dtype=torch.float32)
+    call("qt_pool", dense(x), as_read((weight, bias), sizes.pairs), hidden(mask), sums, sizes)
     return sums
 
 
@@ -57,11 +56,9 @@ def pool_backward(
     dv = G_0 + k G_1 + k² G_2,  dk = [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ).
     """
     sizes = _sizes(x, weight, heads, order)
-    grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
-    grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
-    call("qt_pool_backward", grad, x, (weight, bias), mask, grad_x,
-         grad_w, grad_b, sizes)  # fmt: skip
-    return grad_x, grad_w, grad_b
+    grads = rooms_like((x, weight, bias), needs)
+    call("qt_pool_backward", full(grad), dense(x), as_read((weight, bias), sizes.pairs), hidden(mask), *grads, sizes)
+    return tuple(grads)
 
 
 def _order(moments: Tensor) -> int:
@@ -75,11 +72,9 @@ def spread(
 ) -> Tensor:  # fmt: skip
     """W_o (numerator / denominator) + b_o, (B, M, D')."""
     sizes = _sizes(x, weight, moments.shape[1], _order(moments), last, last.shape[0])
-    x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
-    last, last_bias = full(last), full(last_bias)
-    y = output(x, last.shape[0])
-    call("qt_spread", x, (weight, bias), moments, least, (last, last_bias),
-         y, sizes)  # fmt: skip
+    y, pairs = output(x, last.shape[0]), sizes.pairs
+    call("qt_spread", dense(x), as_read((weight, bias), pairs), full(moments), full(least),
+         as_read((last, last_bias), pairs), y, sizes)  # fmt: skip
     return y
 
 
@@ -92,13 +87,12 @@ def spread_backward(
     dnumerator = dz / denominator,  ddenominator = -Σ z ⊙ dz / denominator over the channels of a head.
     """
     sizes = _sizes(x, weight, moments.shape[1], _order(moments), last, grad.shape[2])
-    grad, x, weight, bias, moments, least = dense(grad), dense(x), full(weight), full(bias), full(moments), full(least)
-    last, last_bias = full(last), full(last_bias)
+    grad, x, moments, least = dense(grad), dense(x), full(moments), full(least)
+    inner, outer = (as_read(linear, sizes.pairs) for linear in ((weight, bias), (last, last_bias)))
     grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
         (x, weight, bias, last, last_bias), (*needs[:3], *needs[4:])
     )
     grad_m = torch.empty_like(moments)
-    call("qt_spread_backward", grad, x, (weight, bias), moments, least,
-         (last, last_bias), grad_x, grad_w, grad_b, grad_m, grad_last,
+    call("qt_spread_backward", grad, x, inner, moments, least, outer, grad_x, grad_w, grad_b, grad_m, grad_last,
          grad_last_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b

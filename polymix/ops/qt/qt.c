@@ -6,59 +6,7 @@
    vectors. */
 
 #include "functions.h"
-#include "heads.h"
-
-/* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · stride, stride), those of b (order · stride), and Σ b. */
-typedef struct {
-  float *top, *below, *last;
-} Sums;
-/* Moments as maps that features are multiplied with: from q and q² to v, from v back to both; and the moments of b. */
-typedef struct {
-  Packed query[2], back;
-  float *below, last;
-} MomentMaps;
-
-/* ---- moments; without padding, as in PyTorch, they are (1 + order · each, each + 1) ---- */
-
-INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.stride) * g.stride + g.order * g.stride + LANES; }
-INLINE Sums sums_at(float *at, Heads g) {
-  float *below = at + (1 + g.order * g.stride) * g.stride;
-  return (Sums){at, below, below + g.order * g.stride};
-}
-
-static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
-  for (int64_t r = 0; r < rows && g.order == 2; r++)
-    for (int64_t c = 0; c < g.stride; c += LANES) {
-      vec x = *at(row_of(q, r), c);
-      *at(row_of(squares, r), c) = x * x;
-    }
-}
-
-/* Add the moments of a block's q, q², v and b. */
-static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64_t rows, Heads g) {
-  add_rows(v, rows, m.top, 1);
-  float sum_b = 0.0f;
-  for (int64_t r = 0; r < rows; r++) sum_b += b[r];
-  *m.last += sum_b;
-  for (int64_t p = 0; p < g.order; p++) {
-    Rows power = p ? squares : q;
-    outer(power, v, rows, m.top + (1 + p * g.stride) * g.stride);
-    for (int64_t c = 0; c < g.stride; c += LANES) {
-      vec sum = {0};
-      for (int64_t r = 0; r < rows; r++) sum += b[r] * *at(row_of(power, r), c);
-      *at(m.below, p * g.stride + c) += sum;
-    }
-  }
-}
-
-static void write_sums(float *to, float *from, Heads g) {
-  Sums m = sums_at(from, g);
-  for (int64_t f = 0; f < 1 + g.order * g.each; f++, to += g.each + 1) {
-    int64_t row = f ? 1 + (f - 1) / g.each * g.stride + (f - 1) % g.each : 0;
-    for (int64_t c = 0; c < g.each; c += LANES) put(to, c, least(LANES, g.each - c), 0, *at(m.top, row * g.stride + c));
-    to[g.each] = f ? m.below[row - 1] : *m.last;
-  }
-}
+#include "moments.h"
 
 /* The blocks of a thread. They are contiguous, so the thread shares only its first and its last sample with other threads. The
    first members of a group have one more, so that its members take turns until the last block. */
@@ -126,64 +74,9 @@ static void end_shared(float *to, float *buffers, int64_t step, Heads g, Totals 
   }
 }
 
-/* ---- features times moments, and the backward ---- */
-
-INLINE int64_t size_of_list(Heads g) { return padded(over(g.number * sizeof(MomentMaps), sizeof(float))); }
-INLINE int64_t size_of_moment_maps(Heads g) {
-  return 2 * size_of_packed(g.stride, g.stride) + size_of_packed(g.order * g.stride, g.stride) + g.order * g.stride;
-}
-/* Entry (o, i) of a packed map is at index i · step of the result. */
-INLINE float *column_of(Packed p, int64_t o, int64_t *step) {
-  int64_t first = o - o % (ACROSS * LANES);
-  *step = least(ACROSS * LANES, p.out - first);
-  return p.at + first * p.in + o - first;
-}
-/* Load the moments of one head from (1 + order · each, each + 1). The map from v back is loaded only if `with_back`. */
-static MomentMaps take_moment_maps(float **room, const float *from, int with_back, Heads g) {
-  if (g.each < g.stride) clear(*room, size_of_moment_maps(g));
-  MomentMaps m;
-  for (int p = 0; p < 2; p++) m.query[p] = take_packed(room, g.stride, g.stride);
-  m.back = take_packed(room, g.order * g.stride, g.stride);
-  m.below = take(room, g.order * g.stride);
-  m.last = from[g.each];
-  for (int64_t c = 0; c < g.stride; c += LANES) *at(m.query[0].bias, c) = get(from, c, least(LANES, g.each - c), 0);
-  clear(m.query[1].bias, g.stride);
-  clear(m.back.bias, g.order * g.stride);
-  for (int64_t p = 0; p < g.order; p++)
-    for (int64_t i = 0; i < g.each; i++) {
-      const float *row = from += g.each + 1;
-      int64_t step;
-      for (int64_t c = 0; c < g.stride; c += LANES) {
-        float *column = column_of(m.query[p], c, &step);
-        *at(column, i * step) = get(row, c, least(LANES, g.each - c), 0);
-      }
-      float *column = column_of(m.back, p * g.stride + i, &step);
-      for (int64_t c = 0; with_back && c < g.each; c++) column[c * step] = row[c];
-      m.below[p * g.stride + i] = row[g.each];
-    }
-  return m;
-}
-
 /* Load the moments of all heads of sample b. */
-static void take_sample(MomentMaps *m, float *room, float *from, int64_t b, int with_back, Heads g) {
-  for (int64_t h = 0; h < g.number; h++) m[h] = take_moment_maps(&room, sums_of_head(from, b, h, g), with_back, g);
-}
-
-/* to = [1, q, q²] · the moments of v */
-static void query(const MomentMaps *m, Rows q, Rows squares, int64_t rows, Rows to, Heads g) {
-  for (int64_t p = 0; p < g.order; p++) product(p ? squares : q, rows, m->query[p], to, p);
-  for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->query[0].bias, sizeof(float) * g.stride);
-}
-
-/* Replace q by its gradient; `both` holds the products of v with the maps back to q and q². */
-static void slopes(const MomentMaps *m, Rows q, Rows both, const float *b, int64_t rows, Heads g) {
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < g.stride; c += LANES) {
-      vec *place = at(row_of(q, r), c), sum = {0};
-      if (g.order == 2) sum = 2.0f * *place * (*at(row_of(both, r), g.stride + c) + b[r] * *at(m->below, g.stride + c));
-      if (g.order) sum += *at(row_of(both, r), c) + b[r] * *at(m->below, c);
-      *place = sum;
-    }
+static void take_sample(MomentMaps *m, float *room, float *from, int64_t b, int with_back, const Sizes *s, Heads g) {
+  for (int64_t h = 0; h < g.number; h++) m[h] = take_moment_maps(&room, sums_of_head(from, b, h, g), with_back, s->pairs, g);
 }
 
 /* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1]; W holds W_k, then W_v ---- */
@@ -200,7 +93,8 @@ static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s)
 int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   Heads g = heads_of(s);
   int64_t width = 2 * g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
-  int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + ROWS;
+  int64_t columns_size = s->pairs ? (TURNED + ROWS / 2) * g.stride : 0;
+  int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + ROWS + columns_size;
   float *whole = reserve(size_of_packed(width, s->dim) + size_to(2 * g.number, s->dim, g) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
@@ -211,23 +105,25 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   {
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.stride);
-    float *b = take(&own, ROWS);
-    Linear kv = map_to(room_map, w, 2 * g.number, g);
+    float *b = take(&own, ROWS), *turned = take(&own, columns_size);
+    Columns columns = {turned, s->pairs ? turned + TURNED * g.stride : NULL};
+    Linear kv = map_to(room_map, w, 2 * g.number, g, s->pairs);
     pack_linear(map, &kv);
     Run run = run_of(omp_get_thread_num(), t, s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
+      product(read_block(room_in, x, k, s->dim, s), k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       for (int64_t h = 0; h < g.number; h++) {
         Rows keys = head_of(u, h, g);
         square_rows(keys, squares, k.rows, g);
-        add_sums(sums_at(sample_sums + h * size, g), keys, squares, head_of(u, g.number + h, g), b, k.rows, g);
+        add_sums(sums_at(sample_sums + h * size, g), keys, squares, head_of(u, g.number + h, g), b, k.rows, columns, g);
       }
       end_sums(sums, own_buffers, item, run, g, s);
     }
     end_shared(sums, place, each, g, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -238,8 +134,9 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
 int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                      float *grad_w, float *grad_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
+  int64_t width = 2 * g.number * g.stride, maps_size = g.number * size_of_moment_maps(g, s->pairs);
   int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(g.order * g.stride);
+  rows += size_of_features(g, s->pairs);
   int64_t each = maps_size + size_of_list(g) + rows + ROWS;
   Totals t = {0};
   Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
@@ -247,39 +144,41 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
-  if (grad_x) back = take_packed(&place, s->dim, width);
-  float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t);
+  if (grad_x) back = take_packed_for(&place, s->dim, width, s->pairs);
+  float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size);
     MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
+    Rows features = take_features(&own, g, s->pairs);
     float *b = take(&own, ROWS);
-    Linear kv = map_to(room_map, w, 2 * g.number, g);
+    Linear kv = map_to(room_map, w, 2 * g.number, g, s->pairs);
     pack_linear(map, &kv);
     if (grad_x) pack_back(back, &kv);
     int64_t sample = -1;
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
-      if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, g);
-      Rows in = read_block(room_in, x, k, s);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, s, g);
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      product(in, k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       for (int64_t h = 0; h < g.number; h++) {
         Rows keys = head_of(u, h, g), values = head_of(u, g.number + h, g);
         square_rows(keys, squares, k.rows, g);
-        product(values, k.rows, m[h].back, both, 0);
-        query(m + h, keys, squares, k.rows, values, g);
+        product(round_input(values, k.rows, s->pairs), k.rows, m[h].back, both, 0);
+        query(m + h, keys, squares, k.rows, features, values, g);
         slopes(m + h, keys, both, b, k.rows, g);
       }
       hide(u, k, mask, b, s);
       add_gradient(&share, of_w, u, in, k.rows);
-      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     write_to_heads(of_w, totals, 2 * g.number, g, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -287,46 +186,13 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
 
 /* ---- spread: W_o (numerator / denominator) + b_o, both [1, q, q²] · moments with q = W x + b ---- */
 
-/* z = the quotients of one head, with denominators `below` of at least `bound`; also computes squares = q². */
-static void divide(const MomentMaps *m, Rows q, Rows squares, int64_t rows, float bound, float *below, Rows z, Heads g) {
-  for (int64_t r = 0; r < rows; r++) {
-    vec sum = {0};
-    for (int64_t c = 0; c < g.order * g.stride && c < g.stride; c += LANES) {
-      vec x = *at(row_of(q, r), c);
-      sum += x * *at(m->below, c);
-      if (g.order < 2) continue;
-      *at(row_of(squares, r), c) = x * x;
-      sum += x * x * *at(m->below, g.stride + c);
-    }
-    below[r] = m->last + sum_of(sum);
-  }
-  query(m, q, squares, rows, z, g);
-  for (int64_t r = 0; r < rows; r++) {
-    float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays NaN */
-    for (int64_t c = 0; c < g.stride; c += LANES) *at(row_of(z, r), c) *= by;
-  }
-}
-
-/* Replace dz, the gradients of the quotients z, by those of the numerators, and `below` by those of the denominators. */
-static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows, Heads g) {
-  for (int64_t r = 0; r < rows; r++) {
-    float by = 1.0f / (below[r] < bound ? bound : below[r]);
-    vec sum = {0};
-    for (int64_t c = 0; c < g.stride; c += LANES) {
-      vec *place = at(row_of(dz, r), c);
-      sum += (*place *= by) * *at(row_of(z, r), c);
-    }
-    below[r] = below[r] < bound ? 0.0f : -sum_of(sum);
-  }
-}
-
 /* y (batch, tokens, out) for moments (batch, heads, 1 + order · each, each + 1) and bounds (batch) of the denominators. */
 int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bounds, const Linear *last, const Tokens *y,
               const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
+  int64_t width = g.number * g.stride, maps_size = g.number * size_of_moment_maps(g, s->pairs);
   int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(s->out);
-  int64_t each = maps_size + size_of_list(g) + rows + ROWS;
+  int64_t each = maps_size + size_of_list(g) + rows + size_of_features(g, s->pairs) + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->out, width);
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + team_of(s) * each);
   float *place = whole;
@@ -339,20 +205,21 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
     float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size), *below = take(&own, ROWS);
     MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->out), q = take_rows(&own, width);
-    Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride);
-    Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
+    Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride), features = take_features(&own, g, s->pairs);
+    Linear to_heads = map_to(room_map, w, g.number, g, s->pairs), from_heads = map_from(room_last, last, g, s->pairs);
     pack_linear(map, &to_heads);
     pack_linear(end, &from_heads);
     int64_t sample = -1;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
       Block k = block_of(s, item);
-      if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 0, g);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, q, 0);
+      if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 0, s, g);
+      product(read_block(room_in, x, k, s->dim, s), k.rows, map, q, 0);
       for (int64_t h = 0; h < g.number; h++)
-        divide(m + h, head_of(q, h, g), squares, k.rows, bounds[k.b], below, head_of(z, h, g), g);
+        divide(m + h, head_of(q, h, g), squares, k.rows, bounds[k.b], below, features, head_of(z, h, g), g);
       write_product(round_input(z, k.rows, end.pairs), end, room_out, y, k, s->out, s);
     }
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -364,9 +231,10 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
                        float *grad_last, float *grad_last_b, const Sizes *s) {
   Heads g = heads_of(s);
   int64_t width = g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
-  int64_t maps_size = g.number * size_of_moment_maps(g);
+  int64_t maps_size = g.number * size_of_moment_maps(g, s->pairs);
   int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.stride);
   int64_t each = buffers + maps_size + size_of_list(g) + rows + size_of_rows(g.order * g.stride) + ROWS;
+  each += size_of_features(g, s->pairs);
   Totals t = {0};
   Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
   Gradient of_last = gradient_of(&t, grad_last, grad_last_b, padded(s->out), width);
@@ -375,10 +243,10 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
-  Packed end_back = take_packed(&place, width, s->out);
-  if (grad_x) back = take_packed(&place, s->dim, width);
+  Packed end_back = take_packed_for(&place, width, s->out, s->pairs);
+  if (grad_x) back = take_packed_for(&place, s->dim, width, s->pairs);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
-  float *totals = take_totals(&place, t);
+  float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size);
@@ -387,7 +255,8 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows q = take_rows(&own, width), z = take_rows(&own, width), dz = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
-    Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
+    Rows features = take_features(&own, g, s->pairs);
+    Linear to_heads = map_to(room_map, w, g.number, g, s->pairs), from_heads = map_from(room_last, last, g, s->pairs);
     pack_linear(map, &to_heads);
     if (grad_x) pack_back(back, &to_heads);
     pack_back(end_back, &from_heads);
@@ -397,28 +266,29 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
     for (int64_t item = run.from; item < run.to; item++, next_turn(&share)) {
       Block k = block_of(s, item);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
-      if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
-      Rows in = read_block(room_in, x, k, s);
-      Rows dy = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, q, 0);
+      if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, s, g);
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      Rows dy = read_block(room_g, grad, k, s->out, s);
+      product(in, k.rows, map, q, 0);
       product(dy, k.rows, end_back, dz, 0);
       for (int64_t h = 0; h < g.number; h++) {
         Rows queries = head_of(q, h, g), quotients = head_of(z, h, g), slope = head_of(dz, h, g);
-        divide(m + h, queries, squares, k.rows, bounds[k.b], below, quotients, g);
+        divide(m + h, queries, squares, k.rows, bounds[k.b], below, features, quotients, g);
         divide_back(quotients, slope, below, bounds[k.b], k.rows, g);
-        add_sums(sums_at(sample_sums + h * size, g), queries, squares, slope, below, k.rows, g);
-        product(slope, k.rows, m[h].back, both, 0);
+        add_sums(sums_at(sample_sums + h * size, g), queries, squares, slope, below, k.rows, (Columns){share.turned, share.packed}, g);
+        product(round_input(slope, k.rows, s->pairs), k.rows, m[h].back, both, 0);
         slopes(m + h, queries, both, below, k.rows, g);
       }
       end_sums(grad_m, own_buffers, item, run, g, s);
       add_gradient(&share, of_last, dy, z, k.rows);
       add_gradient(&share, of_w, q, in, k.rows);
-      if (grad_x) write_product(q, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(q, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
     end_shared(grad_m, place, each, g, t, s);
     write_to_heads(of_w, totals, g.number, g, s->dim, t, s);
     write_spaced(of_last.weight, s->out, 1, 1, g.number * g.each, g.each, g.stride, totals + of_last.of_weight, width, t, s);
     write_sums_of_groups(of_last.bias, totals + of_last.of_bias, 1, s->out, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;

@@ -21,6 +21,7 @@ from polymix.ops.qt.eager import feature_size
 
 PROGRAMS = 512  # the number of programs that pooling aims for: several per multiprocessor of the largest GPUs
 FEATURES = 64  # features held in registers at a time
+WARPS = 8  # of a program: with 4, the tiles do not fit in the registers of a thread
 COLUMNS_PER_PROGRAM = 64  # columns of the gradient of x that one program computes: a whole head of the usual size
 
 
@@ -225,8 +226,8 @@ def _pull_kernel(
 
 
 def precision(x: Tensor) -> str:
-    """The precision of tl.dot: bfloat16 and float16 inputs lose nothing in tf32."""
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+    """The precision of tl.dot: with 16 bits, tf32, whose 11 bits hold an entry whole, and a square to 5e-4."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def block_d(d: int) -> int:
@@ -271,7 +272,7 @@ def write_moments(
     _moments_kernel[(batch * heads * parts * triton.cdiv(size, FEATURES),)](
         x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), weights, out, out.stride(1), heads, n, span, parts,
         D=d, F=size, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=32, BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=4,
+        BLOCK_N=32, BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -286,7 +287,7 @@ def write_query(
         x, *x.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2), weights, base, out,
         heads, n, span, blocks,
         D=d, F=moments.shape[3], FULL=form == "full", LAST=out.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=block_n(x), BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=4,
+        BLOCK_N=block_n(x), BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -310,7 +311,7 @@ def pulled_back(
         x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2),
         weights, base, out, grad_w, heads, n, span, blocks,
         D=d, ORDER=order, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=block_n(x), BLOCK_J=width, BLOCK_D=block_d(d), num_warps=4,
+        BLOCK_N=block_n(x), BLOCK_J=width, BLOCK_D=block_d(d), num_warps=WARPS,
     )  # fmt: skip
     return out, grad_w
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,48 +22,21 @@ from polymix.ops.shared.tensors import Linear, accumulator, cast
 MAX_KEPT_BYTES = 32 << 20
 HUGE, ADVICE = 2 << 20, 14  # the size of a huge page in bytes, and Linux's MADV_HUGEPAGE
 ROWS = 2048  # tokens in a block; with fewer, the products themselves get slower
-T = TypeVar("T")
+# Asked on import, since Dynamo traces into neither question.
+AMX = torch.cpu._is_amx_tile_supported()
+AVX512_BF16 = torch.cpu._is_avx512_bf16_supported()
 
 
-class once(Generic[T]):
-    """A function without arguments that is called once. Dynamo warns of functools.cache in what it traces."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self.function, self.answers, self.__doc__ = function, list[T](), function.__doc__
-
-    def __call__(self) -> T:
-        if not self.answers:
-            self.answers.append(self.function())
-        return self.answers[0]
-
-    def cache_clear(self) -> None:
-        """Forget the answer."""
-        self.answers.clear()
-
-
-@once
-def fast_types() -> frozenset[torch.dtype]:
+def fast_types() -> tuple[torch.dtype, ...]:
     """The dtypes that this CPU multiplies at full speed. Others are computed in float32, which is also more exact."""
-    native = {torch.float32, torch.float64}
-    if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
-        native.add(torch.bfloat16)
-    return frozenset(native)
+    return (torch.float32, torch.float64, *([torch.bfloat16] if AMX or AVX512_BF16 else []))
 
 
-def slower_than_pytorch(x: Tensor, *, training: bool = False) -> str | None:
-    """Why "auto" should skip the C kernels for x on this processor, or None if it should not.
-
-    `training`: whether they are faster with gradients too, although their backward multiplies in float32.
-    """
-    if x.dtype != torch.bfloat16 or x.dtype not in fast_types():
+def slower_than_pytorch(x: Tensor) -> str | None:
+    """Why "auto" should skip the C kernels for x on this processor, or None if it should not."""
+    if x.dtype != torch.bfloat16 or x.dtype not in fast_types() or library.multiplies_bf16():
         return None
-    if torch.cpu._is_amx_tile_supported():
-        return "is slower here: this processor multiplies bfloat16 natively, in tiles (AMX)"
-    if not library.multiplies_bf16():
-        return "is slower here: these kernels have no bfloat16 products"
-    if torch.is_grad_enabled() and not training:
-        return "is slower here with gradients: its backward multiplies in float32"
-    return None
+    return "is slower here: these kernels lack the bfloat16 products of this processor"
 
 
 def computed_in(x: Tensor) -> torch.dtype:

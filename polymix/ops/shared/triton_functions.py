@@ -8,13 +8,29 @@ import triton.language as tl
 
 
 @triton.jit
+def _normal(x):
+    """Φ(x), the share of a normal distribution below x, within 2e-7.
+
+    log₂ Φ(-|x|) is nearly a parabola: a polynomial of degree 8, fitted so that Φ and xΦ(x) are off by at most 6e-8
+    before rounding, takes half of the instructions of erf, which PoM's kernels would wait for more than for memory.
+    """
+    y = tl.abs(x)
+    power = 3.296801261247812e-05 + y * -2.2758725519434094e-06
+    power = -0.00020247924604789580 + y * (-0.00015727870955829033 + y * power)
+    power = -0.05254643662990539 + y * (0.007142782401226951 + y * power)
+    power = -0.9999999590153018 + y * (-1.1511069412567236 + y * (-0.4591930569928644 + y * power))
+    tail = tl.exp2(power)
+    return tl.where(x < 0.0, tail, 1.0 - tail)
+
+
+@triton.jit
 def activation(x, KIND: tl.constexpr):
     """act(x) and act'(x), elementwise in the dtype of x. An unused result costs nothing once compiled.
 
     A NaN stays a NaN, and the derivatives at kinks are those of PyTorch.
     """
     if KIND == "gelu":
-        below = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))  # Φ(x)
+        below = _normal(x)
         value = x * below
         slope = below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif KIND == "relu":

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,17 @@ def test_the_next_compiler_is_tried(tmp_path, monkeypatch):
     assert compile.build(tmp_path / "libraries", V3)
 
 
+@needs_compiler
+def test_a_compiler_that_does_not_know_amx_builds_the_other_levels(tmp_path, monkeypatch):
+    """gcc before 11. What compiles stands in for the compiler: it writes a file and knows all other options."""
+    body = """case "$*" in *-mamx*) echo "unrecognized option '-mamx-tile'" >&2; exit 1;; esac
+while [ $# -gt 1 ]; do [ "$1" = -o ] && echo library > "$2"; shift; done"""
+    monkeypatch.setenv("CC", str(compiler(tmp_path, body)))
+    levels = compile.LEVELS["x86_64"]
+    built = compile.build(tmp_path / "libraries", levels)
+    assert built == [compile.library_path(level, tmp_path / "libraries") for level in levels if level != library.AMX]
+
+
 @pytest.mark.parametrize(("value", "command"), [
     ("gcc -m64", ["gcc", "-m64"]), ("", None), ("'/opt/my gcc' -g0", ["/opt/my gcc", "-g0"]),
 ])  # fmt: skip
@@ -117,6 +129,7 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, monkeypatch):
 
 
 FLAGS = {
+    library.AMX: library.FEATURES_OF_LEVEL[library.AMX],
     "x86-64-v4": library.FEATURES_OF_LEVEL["x86-64-v4"],
     "x86-64-v3": library.FEATURES_OF_LEVEL["x86-64-v3"],
     "x86-64": frozenset({"sse2"}),
@@ -124,12 +137,49 @@ FLAGS = {
 
 
 @pytest.mark.parametrize(("processor", "levels"), [
-    ("x86-64-v4", ["x86-64-v4", "x86-64-v3"]), ("x86-64-v3", ["x86-64-v3"]), ("x86-64", []),
+    (library.AMX, [library.AMX, "x86-64-v4", "x86-64-v3"]), ("x86-64-v4", ["x86-64-v4", "x86-64-v3"]),
+    ("x86-64-v3", ["x86-64-v3"]), ("x86-64", []),
 ])  # fmt: skip
 def test_a_processor_uses_the_levels_that_it_can_run(monkeypatch, processor, levels):
     monkeypatch.setattr(compile, "levels", lambda: compile.LEVELS["x86_64"])
     monkeypatch.setattr(library, "processor_flags", lambda: FLAGS[processor])
+    monkeypatch.setattr(library, "tiles_are_permitted", lambda: True)
     assert library.usable_levels() == levels
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="untested: asking Linux for AMX's tiles")
+def test_without_permission_amx_is_not_used(monkeypatch):
+    """The first instruction on a tile would end the process. Where the system refuses, v4 runs."""
+    asked = []
+
+    class Refusing:
+        def __init__(self, name):
+            assert name is None
+
+        def syscall(self, *values):
+            asked.append(values)
+            return -1
+
+    monkeypatch.setattr(compile, "levels", lambda: compile.LEVELS["x86_64"])
+    monkeypatch.setattr(library, "processor_flags", lambda: FLAGS[library.AMX])
+    monkeypatch.setattr(library.ctypes, "CDLL", Refusing)
+    library.tiles_are_permitted.cache_clear()
+    try:
+        assert library.usable_levels() == ["x86-64-v4", "x86-64-v3"]
+    finally:
+        library.tiles_are_permitted.cache_clear()
+    assert asked == [(158, 0x1023, 18)]
+
+
+@pytest.mark.parametrize(("level", "processor", "products"), [
+    (library.AMX, {"amx_bf16", "avx512_bf16"}, True), ("x86-64-v4", {"avx512_bf16"}, True), ("x86-64-v4", set(), False),
+    ("x86-64-v4", {"amx_bf16", "avx512_bf16"}, False), ("x86-64-v3", {"avx512_bf16"}, False), (None, {"avx512_bf16"}, False),
+])  # fmt: skip
+def test_only_kernels_with_the_fastest_bf16_products_of_the_processor_count(monkeypatch, level, processor, products):
+    path = None if level is None else Path(f"kernels-{level}-0123456789ab.so")
+    monkeypatch.setattr(library, "loaded", lambda: path)
+    monkeypatch.setattr(library, "processor_flags", lambda: processor)
+    assert library.loaded_level() == level and library.multiplies_bf16() == products
 
 
 def explained():

@@ -100,7 +100,7 @@ def test_half_precision_has_at_most_twice_the_error_of_eager_code(case, dtype):
 
 
 @pytest.mark.parametrize("case", ["2d", "causal dilated"])
-def test_any_strides_give_the_same_bits_as_contiguous_tensors(case):
+def test_any_strides_give_what_contiguous_tensors_do(case):
     tensors, grid, options = inputs(CASES[case], dtype=torch.float32)
     grad, x, weight, bias, y = tensors
     channels_first = x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -108,8 +108,14 @@ def test_any_strides_give_the_same_bits_as_contiguous_tensors(case):
     every_other = torch.stack((grad, -grad), 2).flatten(1, 2)[:, ::2]
     turned = weight.transpose(0, -1).contiguous().transpose(0, -1)
     spaced = torch.stack((bias, -bias), -1)[:, 0]
-    got = launched([every_other, channels_first, turned, spaced, sliced], grid, options)
-    assert_same_bits(NAMES, got, launched(tensors, grid, options), "wrong strides")
+    got, want = (
+        launched([every_other, channels_first, turned, spaced, sliced], grid, options),
+        launched(tensors, grid, options),
+    )
+    if DEVICE == "cuda":  # where the strides decide how a tile lies in registers, and thus the order of a sum
+        assert_close(NAMES, got, want, [1e-5] * len(NAMES))
+    else:
+        assert_same_bits(NAMES, got, want, "wrong strides")
 
 
 @pytest.mark.parametrize("case", ["2d", "causal 257", "3d"])

@@ -107,7 +107,7 @@ class _Softmax:
         n, m = heads.q.shape[2], heads.k.shape[2]
         self.sizes.append((heads.q.shape[1], heads.q.shape[-1], heads.v.shape[-1]))
         self.parts |= dict.fromkeys(name for name in ON_LOGITS.values() if getattr(heads, name) is not None)
-        seen = None if mask is None else grid(mask, len(heads.q))[..., :m]
+        seen = None if mask is None else grid(mask, len(heads.q), self)[..., :m]
         ordered = self.causal and (seen is None or seen.ndim == 2) and n == m
         return softmax(heads.under(seen, ordered))
 

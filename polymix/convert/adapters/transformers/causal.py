@@ -46,7 +46,7 @@ class CausalAdapter(Adapter):
         layer = None if cache is None else state_layer(cache, self.layer_idx, self.cache_layer)
         past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
         unmasked = "flash" in str(getattr(self.config, "_attn_implementation", None))
-        seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked)
+        seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked, by=self)
         if layer is None:
             return self.mix(x, values=values, **self._options(seen, positions))
         if seen.segments is not None and mask is None:
@@ -150,7 +150,7 @@ class GPT2Adapter(CausalAdapter):
         if encoder_hidden_states is None:
             return self.attend(hidden_states, attention_mask, past_key_values, others), None
         _refuse(others, False)
-        seen = None if encoder_attention_mask is None else grid(encoder_attention_mask, hidden_states.shape[0])
+        seen = None if encoder_attention_mask is None else grid(encoder_attention_mask, hidden_states.shape[0], self)
         padded = seen is not None and seen.ndim == 2
         how = {"mask": seen} if padded else self.mask_options(seen, causal=False)
         return self.mix(hidden_states, encoder_hidden_states, **how), None

@@ -100,7 +100,7 @@ class EncoderAdapter(NamedArguments, CausalAdapter):
 
     def across(self, x: Tensor, context: Tensor, mask: Any, values: Tensor | None = None) -> Tensor:
         """Cross-attention: mix x with a context under a mask (B, 1, N or 1, M) or (B, M)."""
-        seen = None if mask is None else grid(mask, x.shape[0])
+        seen = None if mask is None else grid(mask, x.shape[0], self)
         if seen is not None and seen.ndim == 3 and seen.shape[1] == 1:
             seen = seen[:, 0]
         how = self.mask_options(seen, causal=False) if seen is None or seen.ndim == 3 else {"mask": seen}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,13 +33,16 @@ class Seen(NamedTuple):
         return self.segments is None and self.pairs is None
 
 
-def look(mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: bool, unmasked: bool) -> Seen:
+def look(
+    mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: bool, unmasked: bool, by: object
+) -> Seen:  # fmt: skip
     """What the tokens x (B, N, D) see, after `past` tokens in a cache.
 
     Args:
         mask: (B, past + N), (B, 1, N, past + N), or None for causal order alone.
         positions: (B or 1, N); they start again at each packed sequence.
         unmasked: whether the positions alone mark packed sequences, as for flash attention.
+        by: the layer that asks.
     """
     batch, n = x.shape[:2]
     if mask is None:
@@ -47,36 +50,41 @@ def look(mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: b
             return Seen()
         ids = positions
         if not unmasked:
-            once(ids, "one", lambda: _one_each(ids, None))
+            once(ids, "one", lambda: _one_each(ids, None), by)
             return Seen()
-        packed = once(ids, "packed", lambda: _packed(ids))
+        packed = once(ids, "packed", lambda: _packed(ids), by)
         return Seen(segments=None if packed is None else packed.expand(batch, -1))
-    seen = grid(mask, batch)
+    seen = grid(mask, batch, by)
     if seen.shape[-1] != past + n or (seen.ndim == 3 and seen.shape[1] != n):
         raise MaskError("attention_mask", tuple(mask.shape), f"({batch}, {past + n}), or ({batch}, 1, {n}, {past + n})")
-    return once(mask, f"{batch} read after {past}, {causal}", lambda: _read(seen, positions, past, causal))
+    return once(mask, f"{batch} read after {past}, {causal}", lambda: _read(seen, positions, past, causal), by)
 
 
-def grid(mask: Any, batch: int) -> Tensor:
-    """A model's mask (B, 1, N, M) or (B, M) as (B, N, M) or (B, M), True where seen."""
+def grid(mask: Any, batch: int, by: object) -> Tensor:
+    """A model's mask (B, 1, N, M) or (B, M) as (B, N, M) or (B, M), True where seen. by: the layer that asks."""
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         cure = 'Load the model with attn_implementation="sdpa".'
         raise MaskError("attention_mask", got, "a tensor (B, M) or (B, 1, N, M)", cure)
-    return once(mask, "grid", lambda: _grid(mask)).expand(batch, *(-1,) * (mask.ndim // 2))
+    return once(mask, "grid", lambda: _grid(mask), by).expand(batch, *(-1,) * (mask.ndim // 2))
 
 
-def once(of: Tensor, name: str, make: Callable[[], T]) -> T:
+def once(of: Tensor, name: str, make: Callable[[], T], by: object) -> T:
     """The result of `make`, computed once for a tensor that a model passes to all its layers, until it is written to.
 
-    Reading a mask of N² entries in every layer would take longer than a mixer that is linear in N.
+    Reading a mask of N² entries in every layer would take longer than a mixer that is linear in N, and on a GPU every
+    look at values waits for all that runs. What was made under inference_mode does not count how often it is written
+    to: there, the layer `by` that asks for a second time begins the model's next call, for which all is read again.
     """
-    if torch.compiler.is_compiling() or of.is_inference():
+    if torch.compiler.is_compiling():
         return make()
     results: dict[Hashable, Any] = vars(of).setdefault("_polymix", {})
-    if (key := (name, of._version)) not in results:
-        results[key] = make()
-    return results[key]
+    key, asked = (name, None if of.is_inference() else of._version), id(by)
+    if key not in results or (of.is_inference() and asked in results[key][1]):
+        results[key] = make(), set()
+    result, askers = results[key]
+    askers.add(asked)
+    return cast(T, result)
 
 
 def _grid(mask: Tensor) -> Tensor:

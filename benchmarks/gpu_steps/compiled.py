@@ -1,0 +1,184 @@
+"""Launches of Triton kernels, caught instead of run and compiled for GPUs that need not be here.
+
+The wheel of Triton brings NVIDIA's assembler (ptxas) and cuobjdump, so neither a GPU nor a CUDA toolkit is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import polymix.ops
+
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
+    torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8",
+}  # fmt: skip
+ALIGNED = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a multiprocessor of a card holds, and its published peaks.
+
+    Args:
+        arch: the compute capability, 80 for 8.0.
+        warps: that a multiprocessor holds at most. Its 65,536 registers are shared among their threads.
+        shared: bytes of shared memory of a multiprocessor.
+        block_shared: the most that one program may take of it.
+        bytes_per_second: of its memory.
+        flops: dense FLOP/s by type, on the unit that our kernels use for it.
+    """
+
+    arch: int
+    warps: int
+    shared: int
+    block_shared: int
+    bytes_per_second: float
+    flops: Mapping[str, float]
+
+
+# NVIDIA's data sheets of the SXM modules, and the table of compute capabilities in the CUDA C++ Programming Guide.
+CARDS = {
+    "A100": Card(80, 64, 164 << 10, 163 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
+    "H100": Card(90, 64, 228 << 10, 227 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
+}
+REGISTERS = 65536
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the signature of one launch."""
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[tuple[int, ...], Any]
+    aligned: tuple[tuple[int, ...], ...]
+    options: Mapping[str, int]
+    grid: tuple[int, ...] = field(compare=False)
+
+    @cached_property
+    def key(self) -> str:
+        return repr((self.kernel.__name__, self.signature, self.constants, self.aligned, self.options))
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the compiler made of a launch.
+
+    Args:
+        registers: of a thread.
+        stack: bytes of a thread that live in local memory.
+        spills: loads from and stores to local memory.
+        shared: bytes of shared memory of a program.
+        products: instructions of tensor cores.
+        loads: how many loads from memory read how many bytes at once, by thread.
+    """
+
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    warps: int
+    products: int
+    loads: Mapping[int, int]
+
+    def occupancy(self, card: Card) -> float:
+        """The share of a multiprocessor's warps that can be resident at once."""
+        registers = -(-self.registers * 32 // 256) * 256 * self.warps  # given to a warp in portions of 256
+        shared = self.shared + 1024  # which the system takes of each program
+        programs = min(card.warps // self.warps, REGISTERS // max(1, registers), card.shared // shared)
+        return programs * self.warps / card.warps
+
+
+@contextmanager
+def caught() -> Iterator[list[Launch]]:
+    """Collect the launches made inside the context, each signature once. Nothing runs: outputs are not written."""
+    launches: dict[str, Launch] = {}
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kw: Any) -> None:
+        launch = _launch(self, args, kw, grid)
+        launches.setdefault(launch.key, launch)
+
+    here: list[Launch] = []
+    root = Path(polymix.ops.__file__).parent
+    for file in root.rglob("triton*.py"):  # loaded now, they are compiled; loaded under the variable below, interpreted
+        import_module(".".join(["polymix.ops", *file.relative_to(root).with_suffix("").parts]))
+    with (
+        mock.patch.object(JITFunction, "run", run),
+        mock.patch("torch.cuda.device_of", return_value=nullcontext()),
+        mock.patch.dict("os.environ", TRITON_INTERPRET="1"),  # launchers take tensors of the CPU
+    ):
+        yield here
+        here += launches.values()
+
+
+def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -> Launch:
+    """The signature by Triton's own rules: 1 is a constant, and multiples of 16 are told to the compiler."""
+    options = {name: kw.pop(name) for name in ("num_warps", "num_stages") if name in kw}
+    given = {**dict(zip((p.name for p in kernel.params), args, strict=False)), **kw}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    aligned: list[tuple[int, ...]] = []
+    for at, parameter in enumerate(kernel.params):
+        name = parameter.name
+        value = given.get(name, parameter.default)
+        constant = parameter.is_constexpr or value is None or isinstance(value, (str, bool))
+        if constant or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
+            signature[name], constants[at,] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[name] = f"*{TYPES[value.dtype]}"
+            if value.data_ptr() % 16 == 0:
+                aligned.append((at,))
+        elif isinstance(value, int):
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                aligned.append((at,))
+        else:
+            signature[name] = "fp32"
+    return Launch(kernel, signature, constants, tuple(aligned), options, tuple(grid))
+
+
+def compiled(launch: Launch, arch: int) -> Code:
+    """Compile a launch for a compute capability. Raises what Triton raises."""
+    source = ASTSource(
+        launch.kernel, dict(launch.signature), dict(launch.constants), dict.fromkeys(launch.aligned, ALIGNED)
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(launch.options))
+    ptx = built.asm["ptx"]
+    said = _resources(built.asm["cubin"])
+    loads = Counter[int]()
+    for vector, bits in re.findall(r"\bld\.global(?:\.[a-z:_0-9]+)*?(?:\.v(\d))?\.[bfus](\d+)\b", ptx):
+        loads[int(vector or 1) * int(bits) // 8] += 1
+    return Code(
+        registers=said["REG"], stack=said["STACK"], spills=len(re.findall(r"\b(?:ld|st)\.local", ptx)) + said["LOCAL"],
+        shared=built.metadata.shared, warps=built.metadata.num_warps,
+        products=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma|tcgen05\.mma)", ptx)), loads=dict(sorted(loads.items())),
+    )  # fmt: skip
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers, bytes of stack, … that cuobjdump reads off machine code."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}

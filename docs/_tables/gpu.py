@@ -1,0 +1,78 @@
+"""The tables of a GPU, from benchmarks/results/gpu-nvidia-h200-quick.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .figures import load, table
+
+FILE = "gpu-nvidia-h200-quick.json"
+Row = dict[str, Any]
+
+
+def _rows(step: str, **where: Any) -> list[Row]:
+    return [row for row in load(FILE)["steps"][step] if all(row.get(key) == value for key, value in where.items())]
+
+
+def _setting(*, commands: bool) -> str:
+    machine = load(FILE)["machine"]
+    its = f"{machine['gpu']}, PyTorch {machine['torch']}, Triton {machine['triton']}"
+    return f"{its}; `python benchmarks/gpu.py --quick`." if commands else f"{its}."
+
+
+def _cell(row: Row | None) -> str:
+    """Attention's time over the mixer's on the card, and as a user waits for both."""
+    if row is None or row["ratio"] is None:
+        return "–"
+    return f"{_short(row['ratio'])} × ({_short(row['wall_ratio'])} ×)"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def mixers() -> str:
+    """Each mixer's best implementation against attention's best, by type, pass and tokens."""
+    where = [(dtype, pass_) for dtype in ("bfloat16", "float32") for pass_ in ("forward", "training")]
+    tokens = sorted({row["tokens"] for row in _rows("mixers")})
+    head = ("mixer", *(f"{dtype}, {pass_}, {n:,}" for dtype, pass_ in where for n in tokens))
+    lines = []
+    for name in dict.fromkeys(row["mixer"] for row in _rows("mixers") if row["mixer"] != "softmax"):
+        cells = []
+        for dtype, pass_ in where:
+            for n in tokens:
+                its = _rows("mixers", mixer=name, dtype=dtype, tokens=n, **{"pass": pass_})
+                timed = [row for row in its if row["seconds"]]
+                cells.append(_cell(min(timed, key=lambda row: row["seconds"], default=None)))
+        lines.append((name, *cells))
+    dim = _rows("mixers")[0]["dim"]
+    return f"{table(head, lines)}\n\n{dim} channels, batch 1; {_setting(commands=True)}"
+
+
+def models() -> str:
+    """Whole models, as they come from `convert`: the time with attention over that with the mixer."""
+    mixers = [name for name in dict.fromkeys(row["mixer"] for row in _rows("models")) if name != "attention"]
+    lines = []
+    for host, dtype, batch in dict.fromkeys((row["host"], row["dtype"], row["batch"]) for row in _rows("models")):
+        its = {row["mixer"]: row for row in _rows("models", host=host, dtype=dtype, batch=batch)}
+        ratios = (its.get(name, {}).get("ratio") for name in mixers)
+        shown = ("–" if ratio is None else f"{ratio:.2f} ×" for ratio in ratios)
+        lines.append((host, dtype, str(batch), f"{1e3 * its['attention']['seconds']:.2f}", *shown))
+    head = ("model", "dtype", "batch", "ms with attention", *mixers)
+    return f"{table(head, lines)}\n\n{_setting(commands=False)}"
+
+
+def others() -> str:
+    """Other people's kernels for the same sums: their time over ours."""
+    rows = [row for row in _rows("others", batch=1) if row["ratio"]]
+    tokens = sorted({row["tokens"] for row in rows})
+    lines = []
+    for key in dict.fromkeys((row["what"], row["dtype"], row["pass"]) for row in rows):
+        its = {row["tokens"]: row["ratio"] for row in rows if (row["what"], row["dtype"], row["pass"]) == key}
+        lines.append((*key, *(f"{_short(its[n])} ×" if n in its else "–" for n in tokens)))
+    head = ("kernels", "dtype", "pass", *(f"{n:,} tokens" for n in tokens))
+    return f"{table(head, lines)}\n\n{_setting(commands=False)}"
+
+
+TABLES: dict[str, Callable[[], str]] = {"gpu-mixers": mixers, "gpu-models": models, "gpu-others": others}
