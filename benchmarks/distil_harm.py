@@ -187,9 +187,9 @@ def main() -> None:
             for steps in STEPS:
                 if (name, plan, steps) in done:
                     continue
-                found = one(make(), plan, steps, json.loads(options.options))
+                result = one(make(), plan, steps, json.loads(options.options))
                 rows.append({"host": name, "metric": make().metric.__name__, "plan": plan,
-                             "steps": steps, **found})  # fmt: skip
+                             "steps": steps, **result})  # fmt: skip
                 print(rows[-1], flush=True)
                 save({"machine": manifest("cpu", options.threads), "rows": rows}, options.out)
 

@@ -158,13 +158,13 @@ def main() -> None:
         for plan, steps in (case for case in asked if case not in done):
             try:
                 model, row = recovered(teacher, plan, steps, train_images, train_labels, options.device)
-                found = answers(model, tests, options.device)
+                chosen = answers(model, tests, options.device)
             except Exception as error:  # of a kernel, say: the other rows can still be had
                 failed = f"{plan}, {steps} steps: {one_line(error)}"
                 print(failed, flush=True)
                 continue
-            row["accuracy"] = share(found == labels)
-            row["same_answer"] = share(found == original)
+            row["accuracy"] = share(chosen == labels)
+            row["same_answer"] = share(chosen == original)
             print(row, flush=True)
             with locked(options.out):
                 save({**content, "rows": [*read(options.out, content)["rows"], row]}, options.out)

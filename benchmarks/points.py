@@ -59,11 +59,11 @@ def split(name: str, points: int, clouds: int, dim: int, heads: int, rounds: int
 def curve_speeds(points: int, rounds: int) -> dict[str, float]:
     """Voxels a second, in millions, for random voxels of 16 bits a side."""
     grid = torch.randint(0, 1 << 16, (points, 3))
-    found = {}
+    speeds = {}
     for name, curve in (("z_order", z_order), ("hilbert", hilbert)):
         timing = repeated(partial(curve, grid), least=rounds, most=rounds, warm_up=1, clock="processor")
-        found[name] = points / 1e6 / timing.median
-    return found
+        speeds[name] = points / 1e6 / timing.median
+    return speeds
 
 
 def cell(name: str, points: int, window: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:

@@ -76,13 +76,13 @@ def run(name: str, label: str, recipe: RecallRecipe, seed: int) -> dict[str, Any
 
 def mark_best(rows: list[dict[str, Any]]) -> None:
     """For each task, model and seed the row of the learning rate with the highest accuracy over all sizes."""
-    kept: dict[Any, dict[str, Any]] = {}
+    best: dict[Any, dict[str, Any]] = {}
     for row in rows:
         key = row["task"], row["model"], row["seed"]
-        if key not in kept or sum(row["accuracy"] or ()) > sum(kept[key]["accuracy"] or ()):
-            kept[key] = row
+        if key not in best or sum(row["accuracy"] or ()) > sum(best[key]["accuracy"] or ()):
+            best[key] = row
     for row in rows:
-        row["best"] = row is kept[row["task"], row["model"], row["seed"]]
+        row["best"] = row is best[row["task"], row["model"], row["seed"]]
 
 
 def plot(content: dict[str, Any], path: Path) -> None:

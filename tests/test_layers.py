@@ -120,22 +120,22 @@ def rank(unit):
 
 def violations(root, libraries=LIBRARIES):
     """Every import below `root` (a package named polymix) that the rules forbid, as "file:line: reason"."""
-    found = []
+    forbidden = []
     modules = {".".join(("polymix", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")}
     modules |= {name.removesuffix(".__init__") for name in modules}
     for path in sorted(root.rglob("*.py")):
         file, parts = path.relative_to(root).as_posix(), path.relative_to(root).with_suffix("").parts
         unit = "polymix" if parts == ("__init__",) else "cli" if parts == ("__main__",) else parts[0]
         if rank(unit) is None:
-            found.append(f"{file}:1: {unit} has no layer")
+            forbidden.append(f"{file}:1: {unit} has no layer")
             continue
         for line, module, name in imports_of(path, ("polymix", *parts[:-1])):
             if f"{module}.{name}" in modules:  # from polymix import errors: a module, not a name of the package
                 module, name = f"{module}.{name}", None
             reason = _reason(file, unit, module.split("."), name, libraries)
             if reason:
-                found.append(f"{file}:{line}: {reason}")
-    return found
+                forbidden.append(f"{file}:{line}: {reason}")
+    return forbidden
 
 
 def _reason(file, unit, module, name, libraries):

@@ -52,13 +52,13 @@ def change(root, table, edit):
 
 
 def samples(part, known):
-    found = []
+    read = []
     for sample in known:
         rows = sample[part]
         boxes = numpy.array([[math.nan if v is None else v for v in row["box"]] for row in rows])
         names, attributes = (numpy.array([row[key] for row in rows]) for key in ("name", "attribute"))
-        found.append(Sample(boxes, names, attributes, numpy.array([row.get("score", 0.0) for row in rows])))
-    return found
+        read.append(Sample(boxes, names, attributes, numpy.array([row.get("score", 0.0) for row in rows])))
+    return read
 
 
 def test_the_score_is_that_of_nuscenes_devkit():

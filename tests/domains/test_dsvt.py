@@ -60,7 +60,7 @@ def test_sets_are_those_of_equation_3(axis, shift):
     places, cloud = voxels(300)
     window, K = (6, 6, 1), 5
     which, inside = windows_of(places, cloud, window, shift)
-    found = cut_sets(which, inside, window, K, axis)
+    parts = cut_sets(which, inside, window, K, axis)
     slow = set()
     moved = places + torch.tensor(shift)
     groups = {}
@@ -71,12 +71,12 @@ def test_sets_are_those_of_equation_3(axis, shift):
         n, sets = len(members), math.ceil(len(members) / K)
         for j in range(sets):
             slow.add(tuple(members[(j * K + k) * n // (sets * K)] for k in range(K)))
-    assert {tuple(row) for row in found.voxels.tolist()} == slow and len(slow) == len(found.voxels)
-    real = found.voxels[found.real]
+    assert {tuple(row) for row in parts.voxels.tolist()} == slow and len(slow) == len(parts.voxels)
+    real = parts.voxels[parts.real]
     assert sorted(real.tolist()) == list(range(len(places))), "each voxel in one set, once"
-    assert torch.equal(found.voxels.flatten()[found.slot], torch.arange(len(places)))
-    sizes = found.real.sum(1)
-    assert len(sizes.unique()) > 1 and not found.real.all(), "some slots repeat"
+    assert torch.equal(parts.voxels.flatten()[parts.slot], torch.arange(len(places)))
+    sizes = parts.real.sum(1)
+    assert len(sizes.unique()) > 1 and not parts.real.all(), "some slots repeat"
 
 
 def test_attention_in_sets_is_that_of_pytorch():

@@ -135,13 +135,13 @@ def python(code, home):
     ],
 )
 def test_a_fresh_process_loads_and_generates(start, trust, tmp_path):
-    found = {}
+    answers = {}
     for shape in ("gpt", "llama"):
         model = copy.deepcopy(tiny("pom-local", shape))
         model.save_pretrained(tmp_path / shape)
         tokenizer().save_pretrained(tmp_path / shape)
         new = model.generate(IDS[:1, :4], max_new_tokens=5, do_sample=False)[0, 4:]
-        found[shape] = [model.config.model_type, model(IDS[:1]).logits.sum().item(), new.tolist()]
+        answers[shape] = [model.config.model_type, model(IDS[:1]).logits.sum().item(), new.tolist()]
     code = f"""
     {start}
     import json, sys, torch, transformers
@@ -162,6 +162,6 @@ def test_a_fresh_process_loads_and_generates(start, trust, tmp_path):
     print(json.dumps(found))
     """
     said = json.loads(python(code, tmp_path / "home"))
-    for shape, (kind, total, new) in found.items():
+    for shape, (kind, total, new) in answers.items():
         assert said[shape][0] == kind and said[shape][2] == new
         assert said[shape][1] == pytest.approx(total, rel=1e-5, abs=1e-4)

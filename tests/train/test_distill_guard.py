@@ -24,9 +24,9 @@ RUINOUS = {"imitate_epochs": 0, "epochs": 1, "learning_rate": 10.0}
 @pytest.fixture
 def seen(monkeypatch):
     """The stages of a distillation, as they end."""
-    found = []
-    monkeypatch.setattr(package, "_say_kept", lambda stage, say: found.append(stage))
-    return found
+    stages = []
+    monkeypatch.setattr(package, "_say_kept", lambda stage, say: stages.append(stage))
+    return stages
 
 
 # What is held back

@@ -31,9 +31,9 @@ def rows(out):
 def test_csv(tmp_path):
     train(ClassifyRecipe(logger="csv", **TINY), tmp_path)
     with (tmp_path / "logs" / "metrics.csv").open() as file:
-        found = [(int(row["step"]), name, float(value)) for row in csv.DictReader(file)
+        values = [(int(row["step"]), name, float(value)) for row in csv.DictReader(file)
                  for name, value in row.items() if value and name != "step"]  # fmt: skip
-    assert sorted(found) == sorted(rows(tmp_path)) and found
+    assert sorted(values) == sorted(rows(tmp_path)) and values
 
 
 def test_without_a_logger_there_is_no_folder(tmp_path):

@@ -29,20 +29,20 @@ PADDED = ("pom: 2", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 1", "p
 @pytest.mark.parametrize("batch", [1, 3])
 def test_it_equals_eager_code_with_its_gradients(case, batch):
     mixer, x = make(case), tokens(batch, length(case), 12)
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
-        y = other(given)
-        leaves = {"x": given, **dict(other.named_parameters())}
+        other, leaf = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        y = other(leaf)
+        leaves = {"x": leaf, **dict(other.named_parameters())}
         grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
-        found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
-    for part, wanted in found[1].items():
+        results.append({"output": y, **dict(zip(leaves, grads, strict=True))})
+    for part, wanted in results[1].items():
         if (case, part) in ZERO:
             continue
         if wanted is None:
-            assert found[0][part] is None, part
+            assert results[0][part] is None, part
             continue
-        ours = found[0][part].double()
+        ours = results[0][part].double()
         assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
 
 
@@ -109,19 +109,19 @@ def test_every_shape_of_a_padding_mask(case):
     n = length(case)
     mixer, exact, x = of(make(case), "native").float(), of(make(case), "eager"), tokens(4, n, 12)
     for name, mask in shapes(n).items():
-        found = []
+        results = []
         for other, dtype in ((mixer, torch.float32), (exact, torch.float64)):
             leaf = x.to(dtype, copy=True).requires_grad_()
             y = other(leaf, mask=mask)[mask]
-            found.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *other.parameters()), allow_unused=True)])
-        for ours, wanted in zip(*found, strict=True):
+            results.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *other.parameters()), allow_unused=True)])
+        for ours, wanted in zip(*results, strict=True):
             assert torch.isfinite(ours).all(), name
             scale = max([wanted.abs().max().item()] if wanted.numel() else [0], default=0)
             assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
         if case.startswith("padre: causal") or not mask.any():
             continue
         with torch.no_grad():
-            close(of(mixer, "blocked")(x.float(), mask=mask)[mask].double(), found[1][0], 1e-5)
+            close(of(mixer, "blocked")(x.float(), mask=mask)[mask].double(), results[1][0], 1e-5)
 
 
 def test_a_mask_with_equal_rows_is_a_padding_mask():
@@ -179,12 +179,12 @@ def test_bf16(case):
 
 def test_second_derivatives():
     mixer, x = make("padre: 3"), tokens(1, 7, 12)
-    found = []
+    slopes = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
-        (slope,) = torch.autograd.grad(other(given).square().sum(), given, create_graph=True)
-        found.append(torch.autograd.grad(slope.square().sum(), list(other.parameters()))[0].double())
-    close(found[0], found[1], 1e-4)
+        other, leaf = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(other(leaf).square().sum(), leaf, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), list(other.parameters()))[0].double())
+    close(slopes[0], slopes[1], 1e-4)
 
 
 def test_what_it_refuses():

@@ -76,13 +76,13 @@ def test_moments_of_tokens_far_from_zero(mean, masked):
     mask = tokens(2, 700, seed=1) < 0.5 if masked else None
     if masked:
         x[~mask] = torch.nan
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
         leaf = x.to(dtype).requires_grad_()
         centre, moment = moments(leaf, mask, impl=impl)
         cotangents = tokens(2, 20, seed=2).to(dtype), tokens(2, 20, 20, seed=3).to(dtype)
-        found.append((centre, moment, *torch.autograd.grad((centre, moment), leaf, cotangents)))
-    (centre, moment, grad), (right_centre, right_moment, right_grad) = found
+        results.append((centre, moment, *torch.autograd.grad((centre, moment), leaf, cotangents)))
+    (centre, moment, grad), (right_centre, right_moment, right_grad) = results
     assert relative_error(centre, right_centre) < 1e-6
     assert relative_error(moment, right_moment) < 2e-6 + 1e-13 * mean**2
     assert relative_error(grad, right_grad) < 2e-6

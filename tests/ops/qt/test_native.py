@@ -202,17 +202,21 @@ def test_a_mixer_with_the_kernels_equals_eager_code(order, masked):
     if masked:
         mask = tokens(2, 133, seed=2) < 0.5
         mask[1] = False
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given, told = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_(), context.to(dtype).requires_grad_()
-        y = other(given, told, mask=mask)
-        leaves = {"x": given, "context": told, **dict(other.named_parameters())}
+        other, query, source = (
+            of(mixer, impl).to(dtype),
+            x.to(dtype).requires_grad_(),
+            context.to(dtype).requires_grad_(),
+        )
+        y = other(query, source, mask=mask)
+        leaves = {"x": query, "context": source, **dict(other.named_parameters())}
         grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
-        found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
+        results.append({"output": y, **dict(zip(leaves, grads, strict=True))})
     if order == 0:  # γ² goes into numerators and denominators alike: its gradient is what rounding leaves
-        assert found[0].pop("scale").abs().max() < 1e-4 * found[0]["qkv.qkv.weight"].abs().max()
-        found[1].pop("scale")
-    for name, expected in found[1].items():
-        expected = torch.zeros_like(found[0][name]).double() if expected is None else expected
-        ours = torch.zeros_like(expected) if found[0][name] is None else found[0][name].double()
+        assert results[0].pop("scale").abs().max() < 1e-4 * results[0]["qkv.qkv.weight"].abs().max()
+        results[1].pop("scale")
+    for name, expected in results[1].items():
+        expected = torch.zeros_like(results[0][name]).double() if expected is None else expected
+        ours = torch.zeros_like(expected) if results[0][name] is None else results[0][name].double()
         assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), name
