@@ -85,11 +85,11 @@ def extremes(data):
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
 def test_the_result_stays(exported, strength):
-    _, model, data, wanted = exported
+    _, model, data, expected = exported
     changed = equalised(model, extremes(data), strength)
     tensors = int8._tensors(changed, [], data[0])
     (output,) = tensors.values()
-    assert np.abs(output - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    assert np.abs(output - expected).max() <= 2e-5 * np.abs(expected).max()
     onnx.checker.check_model(changed)
 
 

@@ -76,9 +76,9 @@ def agree(operator, args, bound=1e-5):
         derivatives(operator, given, impl)
         for given, impl in ((args, "native"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, wanted in zip(*found, strict=True):
-        assert (ours.shape, ours.dtype) == (wanted.shape, torch.float32)
-        assert relative_error(ours, wanted) < bound, "more than the rounding of float32 sums of float32 products"
+    for ours, expected in zip(*found, strict=True):
+        assert (ours.shape, ours.dtype) == (expected.shape, torch.float32)
+        assert relative_error(ours, expected) < bound, "more than the rounding of float32 sums of float32 products"
 
 
 @needs_it
@@ -105,10 +105,10 @@ def test_an_activation_far_from_zero(activation):
     x = torch.tensor([-200.0, -90.0, -20.0, -5.7, -5.5, -1e-3, 0.0, 1e-3, 2.9, 5.5, 5.7, 6.5, 20.0, 90.0, 200.0])
     one = torch.ones(1, 1)
     args = [x.view(1, -1, 1), one, None, one, None, None, None, activation]
-    ours, wanted = (
+    ours, expected = (
         derivatives(linear_gated, given, impl)[:2] for given, impl in ((args, "native"), (in_float64(args), "eager"))
     )
-    for got, exact in zip(ours, wanted, strict=True):
+    for got, exact in zip(ours, expected, strict=True):
         assert torch.allclose(got.double(), exact, rtol=1e-6, atol=5e-7), (got.flatten(), exact.flatten())
 
 
@@ -146,8 +146,8 @@ def test_bf16_is_rounded_once(name, dim, processor):
         derivatives(operator, a, impl, torch.bfloat16)
         for a, impl in ((args, "native"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, wanted in zip(*results, strict=True):
-        assert torch.allclose(ours.double(), wanted, rtol=2**-8, atol=1e-4 * wanted.abs().max().item())
+    for ours, expected in zip(*results, strict=True):
+        assert torch.allclose(ours.double(), expected, rtol=2**-8, atol=1e-4 * expected.abs().max().item())
 
 
 @needs_it
@@ -162,8 +162,8 @@ def test_products_in_bf16_are_as_exact_as_those_of_pytorch(name, dim, processor,
         derivatives(operator, a, impl, torch.bfloat16)
         for a, impl in ((args, "native"), (args, "eager"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, plain, wanted in zip(native, eager, exact, strict=True):
-        error, allowed = relative_error(ours, wanted), 1.5 * relative_error(plain, wanted)
+    for ours, plain, expected in zip(native, eager, exact, strict=True):
+        error, allowed = relative_error(ours, expected), 1.5 * relative_error(plain, expected)
         assert error <= max(allowed, 2**-8), f"{error:.1e} > {allowed:.1e}"
 
 

@@ -235,9 +235,9 @@ def test_kernels_give_the_derivatives_of_the_definition(case):
         second = torch.autograd.grad(total(tuple(slopes)), leaves, allow_unused=True)
         results[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
     for theirs in results.values():
-        for ours, wanted in zip(theirs, results["eager"], strict=True):
-            assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
-            close(ours, wanted, 1e-4)
+        for ours, expected in zip(theirs, results["eager"], strict=True):
+            assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
+            close(ours, expected, 1e-4)
 
 
 MIXERS = {

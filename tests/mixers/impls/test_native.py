@@ -36,14 +36,14 @@ def test_it_equals_eager_code_with_its_gradients(case, batch):
         leaves = {"x": leaf, **dict(other.named_parameters())}
         grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
         results.append({"output": y, **dict(zip(leaves, grads, strict=True))})
-    for part, wanted in results[1].items():
+    for part, expected in results[1].items():
         if (case, part) in ZERO:
             continue
-        if wanted is None:
+        if expected is None:
             assert results[0][part] is None, part
             continue
         ours = results[0][part].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), part
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -60,11 +60,11 @@ def test_of_what_cancels_rounding_alone_is_left(batch):
 def test_without_gradients_it_is_the_same(case):
     mixer, x = make(case).float(), tokens(2, length(case), 12, dtype=torch.float32)
     before = x.clone()
-    ours, wanted = both(mixer, "native", x)
-    close(ours, wanted, 1e-5)
+    ours, expected = both(mixer, "native", x)
+    close(ours, expected, 1e-5)
     assert torch.equal(x, before), "the input was written to"
     with torch.no_grad():
-        close(of(mixer, "native").fold()(x), wanted, 1e-5)
+        close(of(mixer, "native").fold()(x), expected, 1e-5)
         close(of(mixer, "auto")(x), ours, 1e-7)
 
 
@@ -79,8 +79,8 @@ def test_padding_with_its_gradients(case):
         y = mixer(leaf, mask=mask)[mask]
         found.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *mixer.parameters()))])
         assert not found[-1][1][~mask].any(), "the gradient of padding"
-    for ours, wanted in zip(*found, strict=True):
-        assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3))
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours.double(), expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3))
 
 
 def shapes(n):
@@ -114,10 +114,10 @@ def test_every_shape_of_a_padding_mask(case):
             leaf = x.to(dtype, copy=True).requires_grad_()
             y = other(leaf, mask=mask)[mask]
             results.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *other.parameters()), allow_unused=True)])
-        for ours, wanted in zip(*results, strict=True):
+        for ours, expected in zip(*results, strict=True):
             assert torch.isfinite(ours).all(), name
-            scale = max([wanted.abs().max().item()] if wanted.numel() else [0], default=0)
-            assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
+            scale = max([expected.abs().max().item()] if expected.numel() else [0], default=0)
+            assert torch.allclose(ours.double(), expected, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
         if case.startswith("padre: causal") or not mask.any():
             continue
         with torch.no_grad():
@@ -157,10 +157,10 @@ def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
     """Bands of the grid, whose edges see their neighbours; the smallest are one row."""
     mixer = build("padre", 12, **options).float()
     x = tokens(2, math.prod(options["grid"]) + options.get("num_prefix_tokens", 0), 12, dtype=torch.float32)
-    (whole, wanted) = both(mixer, "native", x)
+    (whole, expected) = both(mixer, "native", x)
     monkeypatch.setattr(blocks, "MAX_KEPT_BYTES", kept)
     (banded, _) = both(mixer, "native", x)
-    close(banded, wanted, 1e-5)
+    close(banded, expected, 1e-5)
     close(banded, whole, 1e-6)
 
 
@@ -243,11 +243,11 @@ def test_a_small_model_learns_on_it():
     losses = []
     for impl in ("native", "eager"):
         mixer = of(make("padre: 2-D").float(), impl)
-        x, wanted = tokens(4, 35, 12, dtype=torch.float32), tokens(4, 35, 12, seed=1, dtype=torch.float32)
+        x, expected = tokens(4, 35, 12, dtype=torch.float32), tokens(4, 35, 12, seed=1, dtype=torch.float32)
         optimizer = torch.optim.AdamW(mixer.parameters(), lr=1e-2)
         losses.append([])
         for _ in range(20):
-            loss = (mixer(x) - wanted).square().mean()
+            loss = (mixer(x) - expected).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

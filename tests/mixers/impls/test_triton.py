@@ -63,9 +63,9 @@ def test_triton_equals_eager_with_its_gradients(case, call):
         results.append(
             {"output": y, **dict(zip(leaves, torch.autograd.grad(y.square().sum(), leaves.values()), strict=True))}
         )
-    for part, wanted in results[1].items():
+    for part, expected in results[1].items():
         ours = results[0][part].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), part
 
 
 def test_triton_same_bits_twice():

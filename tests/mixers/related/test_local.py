@@ -167,12 +167,12 @@ def test_prefill_and_step_compile_without_breaks():
     for n in (13, 9, 30):
         x = tokens(2, n, 12, seed=n, dtype=torch.float32)
         torch._dynamo.mark_dynamic(x, 1)
-        (y, ours), (wanted, state) = prefill(x, ours), mixer.prefill(x, state)
-        close(y, wanted, 1e-5)
+        (y, ours), (expected, state) = prefill(x, ours), mixer.prefill(x, state)
+        close(y, expected, 1e-5)
     for seed in range(3):
         x = tokens(2, 12, seed=seed, dtype=torch.float32)
-        (y, ours), (wanted, state) = step(x, ours), mixer.step(x, state)
-        close(y, wanted, 1e-5)
+        (y, ours), (expected, state) = step(x, ours), mixer.step(x, state)
+        close(y, expected, 1e-5)
     close(ours.keys, state.keys, 1e-5)
 
 

@@ -43,9 +43,9 @@ def test_any_choice_of_gradients_gives_those_of_all(name):
     present = [i for i in operator.wrt if args[i] is not None]
     everything = dict(zip(present, gradients(operator, args, present), strict=True))
     for number in range(1, len(present)):
-        for wanted in itertools.combinations(present, number):
-            for position, grad in zip(wanted, gradients(operator, args, wanted), strict=True):
-                assert relative_error(grad, everything[position]) < 1e-6, (operator.names[position], wanted)
+        for expected in itertools.combinations(present, number):
+            for position, grad in zip(expected, gradients(operator, args, expected), strict=True):
+                assert relative_error(grad, everything[position]) < 1e-6, (operator.names[position], expected)
 
 
 # What is asked for without x, and without the weights: C functions, and for each the arguments that must be NULL.

@@ -56,10 +56,10 @@ def derivatives(operator, args, impl, rounded=torch.float32):
 
 
 def agree(operator, args, tolerance=1e-5):
-    ours, wanted = derivatives(operator, args, "native"), derivatives(operator, in_float64(args), "eager")
+    ours, expected = derivatives(operator, args, "native"), derivatives(operator, in_float64(args), "eager")
     for name, value in ours.items():
-        assert value.shape == wanted[name].shape and value.dtype == torch.float32, name
-        assert relative_error(value, wanted[name]) < tolerance, f"{name}: the error exceeds the rounding of float32"
+        assert value.shape == expected[name].shape and value.dtype == torch.float32, name
+        assert relative_error(value, expected[name]) < tolerance, f"{name}: the error exceeds the rounding of float32"
 
 
 @needs_it
