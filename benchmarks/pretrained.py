@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help="of fine-tuning; not for minilm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rate", type=float, help="of imitation, for whisper; default: 0.001")
     parser.add_argument("--device", default="cpu", help="cpu or, for whisper, cuda")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

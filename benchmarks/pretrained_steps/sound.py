@@ -111,11 +111,12 @@ def window(utter: Callable[[], Sound], draw: random.Random) -> Sound:
 
 def noisy(sound: Sound, draw: random.Random) -> Sound:
     """With noise whose power falls with the frequency to a power between 0 and 2, at a ratio and volume drawn."""
-    white = np.random.default_rng(draw.getrandbits(32)).standard_normal(len(sound))
+    size = 1 << len(sound).bit_length()  # for the transform, which is slow for some lengths
+    white = np.random.default_rng(draw.getrandbits(32)).standard_normal(size)
     spectrum = np.fft.rfft(white)
     spectrum[1:] /= np.arange(1, len(spectrum)) ** (draw.uniform(0, 2) / 2)
     spectrum[0] = 0
-    noise = np.fft.irfft(spectrum, len(sound))
+    noise = np.fft.irfft(spectrum, size)[: len(sound)]
     power = [float(np.square(each).mean()) + 1e-12 for each in (sound, noise)]
     mixed = sound + noise * np.sqrt(power[0] / power[1] / 10 ** (draw.uniform(*SNR) / 10))
     return np.asarray(mixed * draw.uniform(*PEAK) / max(float(np.abs(mixed).max()), 1e-9), np.float32)

@@ -36,7 +36,7 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
 START, SILENT_TIMES, END = 50257, 50362, 50256  # tokens: of a transcript, that no times follow, and its end
 LONGEST_TEXT, SHOWN = 64, 5  # tokens of a transcript; transcripts that a row shows
 HOP, FRAMES = 320, 100  # samples of a state of the encoder; frames of a second
-BATCH, TRAINED_ON, IMITATION, TUNING, DECAY = 16, 1024, 6e-3, 5e-4, 0.01  # of windows; rates
+BATCH, TRAINED_ON, RATE_IMITATING, TUNING, DECAY = 16, 768, 1e-3, 5e-4, 0.01  # of windows; rates
 PROMPTS_HEARD, SHORTEST = 60, 1.5  # prompts that are not trained on, and of how many seconds at the least
 NO_SPEECH = ("beep", "tone", "monkeys", "silence", "dictate/pause")
 LONGER, PAUSE, LONGER_TEXT = 60, 0.5, 200  # seconds of a longer window and between its prompts; tokens of a half of it
@@ -261,11 +261,13 @@ class Study:
         loader = DataLoader(Spectra(self.features, steps * BATCH), BATCH, shuffle=True, drop_last=True)
         for epochs in dict.fromkeys((0, self.given.epochs)):
             stage = {"epochs": epochs, "imitate_epochs": 0, "loss": "features", "learning_rate": TUNING}
-            stage = stage if epochs else {"epochs": 0, "imitate_epochs": 1, "imitate_lr": IMITATION}
+            rate = self.given.rate or RATE_IMITATING  # the last weights stay: a tuning begins with them
+            stage = stage if epochs else {"epochs": 0, "imitate_epochs": 1, "imitate_lr": rate, "keep": "last"}
             clock: Clock = "processor" if self.given.device == "cpu" else "wall"
             watch = Stopwatch(clock, self.given.device)
             done = polymix.distill(report, loader, **self.options, **stage)
-            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "kept": done.kept}
+            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "rate": rate, "kept": done.kept}
+            row |= {"loss": [*done.imitation, *done.fine_tuning][-1], "held_back": done.held_back}
             self._add(plan, steps, epochs * steps, row, report.model)
 
     def _add(self, plan: str, steps: int, tuned: int, row: dict[str, Any], encoder: nn.Module) -> None:

@@ -45,7 +45,7 @@ def gated_backward(
     grad, x, gate, p = dense(grad), dense(x), full(gate), full(p)
     grad_gate, grad_p = torch.empty_like(gate), None
     if p is not None and needs[4]:
-        grad_p = p.new_empty(x.shape[0], *p.shape)
+        grad_p = p.new_zeros(x.shape[0], *p.shape)  # is added to
     grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
         (x, weight, bias, last, last_bias), (*needs[:3], *needs[5:])
     )

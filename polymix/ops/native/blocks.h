@@ -3,6 +3,7 @@
 #pragma once
 #include <omp.h>
 
+#include "functions.h"
 #include "product.h"
 
 /* The sizes of a call: batch × tokens of dim channels, `width` channels inside the kernel, `out` channels of the output.
@@ -62,6 +63,8 @@ INLINE Rows read_block(Rows room, const Tokens *x, Block k, int64_t width, const
 }
 /* The part of a block from row r on that a panel is applied to at once. */
 INLINE Block stripe_of(Block k, int64_t r, Packed map) { return (Block){k.b, k.first + r, least(stripe(map), k.rows - r)}; }
+/* Where to apply a map to rows that are written to `to` afterwards: there, but not where they are rounded. */
+INLINE Rows before(Rows to, Rows room) { return to.halves ? (Rows){room.at, to.width, room.pitch} : to; }
 /* Write u Wᵀ + b to a block of y, `width` channels. */
 static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {
   for (int64_t c = 0; w.pairs && c < width; c += PANEL)
@@ -95,22 +98,10 @@ INLINE vec factors_at(Factors f, int64_t n, const Sizes *s) {
     factors[i] = f.p[(f.c + i) / (s->width / s->heads) * s->tokens + n];
   return factors;
 }
-/* row = the factors of all channels */
-INLINE void spread_row(float *row, const float *p, int64_t n, const Sizes *s) {
-  int64_t per_head = s->width / s->heads;
-  for (int64_t h = 0; h < s->heads; h++, row += per_head) {
-    float value = p ? p[h * s->tokens + n] : 1.0f;
-    for (int64_t c = 0; c < per_head; c++) row[c] = value;
-  }
-}
-/* p (batch, heads, tokens) at row r of a block = the sum of the row over the channels of each head */
-INLINE void sum_row(const float *row, float *p, Block k, int64_t r, const Sizes *s) {
-  int64_t per_head = s->width / s->heads;
-  for (int64_t h = 0; h < s->heads; h++) {
-    vec sum = {0};
-    for (int64_t c = 0; c < per_head; c += LANES) sum += get(row, h * per_head + c, least(LANES, per_head - c), 0);
-    float whole = 0;
-    for (int i = 0; i < LANES; i++) whole += sum[i];
-    p[(k.b * s->heads + h) * s->tokens + k.first + r] = whole;
-  }
+/* Add the sums of a vector over the channels of each head to p (batch, heads, tokens) at row r of a block. */
+INLINE void add_to_heads(float *p, vec v, Factors f, Block k, int64_t r, const Sizes *s) {
+  float *place = p + k.b * s->heads * s->tokens + k.first + r;
+  if (f.same) place[f.same - f.p] += sum_of(v);
+  else
+    for (int64_t i = 0; i < least(LANES, s->width - f.c); i++) place[(f.c + i) / (s->width / s->heads) * s->tokens] += v[i];
 }

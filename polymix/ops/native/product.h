@@ -36,6 +36,10 @@ typedef struct {
 INLINE vec value_at(Rows x, int64_t r, int64_t c) {
   return x.halves ? widen(*(const halves *)((const uint16_t *)x.at + r * x.pitch + c)) : (vec)*(const floats *)(x.at + r * x.pitch + c);
 }
+INLINE void put_at(Rows x, int64_t r, int64_t c, vec value) {
+  if (x.halves) *(halves *)((uint16_t *)x.at + r * x.pitch + c) = narrow(value);
+  else *(vec *)(x.at + r * x.pitch + c) = value;
+}
 /* A packed weight: panels of ACROSS vectors of outputs, each input by input; and the bias. With `pairs` it holds pairs of inputs in
    bfloat16, and is applied to rows of them. */
 typedef struct {
@@ -253,9 +257,12 @@ static void outer(Rows x, Rows y, int64_t rows, float *total) {
 
 /* ---- outer products in pairs of rows: the operands are packed first ---- */
 
-INLINE words pair_of_rows(Rows x, int64_t r, int64_t rows, int64_t c) { /* zero from row `rows` on */
-  halves none = {0}, low = r < rows ? narrow(value_at(x, r, c)) : none, high = r + 1 < rows ? narrow(value_at(x, r + 1, c)) : none;
-  return pair_up(low, high);
+INLINE halves half_at(Rows x, int64_t r, int64_t rows, int64_t c) { /* zero from row `rows` on */
+  if (r >= rows) return (halves){0};
+  return x.halves ? *(const halves *)((const uint16_t *)x.at + r * x.pitch + c) : narrow(value_at(x, r, c));
+}
+INLINE words pair_of_rows(Rows x, int64_t r, int64_t rows, int64_t c) {
+  return pair_up(half_at(x, r, rows, c), half_at(x, r + 1, rows, c));
 }
 /* Two rows in a row of words. */
 static void pack_rows(float *to, Rows x, int64_t rows) {
@@ -347,6 +354,9 @@ INLINE Rows as_input(Rows u, int pairs) { return pairs ? (Rows){u.at, u.width, 2
 INLINE void put_input(float *row, int64_t c, vec value, int pairs) {
   if (pairs) *(halves *)((uint16_t *)row + c) = narrow(value);
   else *(vec *)(row + c) = value;
+}
+static void end_inputs(Rows x, int64_t rows) {
+  for (int64_t r = 0; x.halves && r < rows; r++) end_input(rows_from(x, r).at, x.width, 1);
 }
 static Rows round_input(Rows u, int64_t rows, int pairs) {
   for (int64_t r = 0; pairs && r < rows; r++) {

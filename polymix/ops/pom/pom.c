@@ -63,20 +63,14 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
   return 0;
 }
 
-/* Replace u by its gradient act'(u) Σ_p p g_p h^(p - 1), where g (degree, width) is the gradient of the sums. */
-INLINE void powers_back(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *g, const int kind) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    float *row = u.at + r * u.pitch;
-    if (hidden(mask, s, k, r)) {
-      clear(row, u.width);
-      continue;
+/* to = act'(u) Σ_p p g_p h^(p - 1), the gradient of u, where g (degree, step) is that of the sums; `to` may be u. */
+INLINE void powers_back(Rows u, Rows to, Block k, const uint8_t *mask, const Sizes *s, float *g, int64_t step, const int kind) {
+  for (int64_t c = 0; c < u.width; c += LANES)
+    for (int64_t r = 0; r < k.rows; r++) {
+      vec z = *at(u.at + r * u.pitch, c), h = act(z, kind), by = *at(g + (s->degree - 1) * step, c) * (float)s->degree;
+      for (int64_t p = s->degree - 1; p > 0; p--) by = by * h + *at(g + (p - 1) * step, c) * (float)p;
+      put_at(to, r, c, hidden(mask, s, k, r) ? (vec){0} : by * slope(z, h, kind));
     }
-    for (int64_t c = 0; c < u.width; c += LANES) {
-      vec z = *at(row, c), h = act(z, kind), by = *at(g + (s->degree - 1) * u.width, c) * (float)s->degree;
-      for (int64_t p = s->degree - 1; p > 0; p--) by = by * h + *at(g + (p - 1) * u.width, c) * (float)p;
-      *at(row, c) = by * slope(z, h, kind);
-    }
-  }
 }
 
 /* The gradients of x, W and b for grad (batch, degree, width). Each may be NULL if nobody asks for it, as in all backward
@@ -84,6 +78,7 @@ INLINE void powers_back(Rows u, Block k, const uint8_t *mask, const Sizes *s, fl
 int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                            float *grad_w, float *grad_b, const Sizes *s) {
   int64_t width = padded(s->width), each = 2 * size_of_rows(s->dim) + size_of_rows(s->width) + s->degree * width;
+  each += size_of_rows(PANEL);
   Totals t = {0};
   Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
   int64_t packed = size_of_packed(s->width, s->dim) + (grad_x ? size_of_packed(s->dim, s->width) : 0);
@@ -95,7 +90,8 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *g = take(&own, s->degree * width);
-    Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, s->width);
+    Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
+    Rows room_u = take_rows(&own, PANEL), du = as_input(take_rows(&own, s->width), s->pairs);
     pack_linear(map, w);
     if (grad_x) pack_back(back, w);
     Share share = share_of(omp_get_thread_num(), totals, t, s);
@@ -103,12 +99,18 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
       Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s->dim, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
-      product(in, k.rows, map, u, 0);
-#define BACK(kind) powers_back(u, k, mask, s, g, kind)
-      OF_KIND(quickly(s->kind, s->pairs), BACK)
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(map)) {
+          Block part = stripe_of(k, r, map);
+          Rows to = rows_from(columns_of(du, c), r), u = before(to, room_u);
+          product(rows_from(in, r), part.rows, panel_of(map, c), u, 0);
+#define BACK(kind) powers_back(u, to, part, mask, s, g + c, width, kind)
+          OF_KIND(quickly(s->kind, s->pairs), BACK)
 #undef BACK
-      add_gradient(&share, of_w, u, in, k.rows);
-      if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
+        }
+      end_inputs(du, k.rows);
+      add_gradient(&share, of_w, du, in, k.rows);
+      if (grad_x) write_product(du, back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     write_gradient(of_w, totals, s->width, s->dim, t, s);

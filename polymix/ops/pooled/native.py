@@ -51,7 +51,7 @@ def pairs_backward(
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs[:3])
     grad_p = None
     if p is not None and needs[3]:
-        grad_p = p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
+        grad_p = p.new_zeros(x.shape[0], *p.shape)  # is added to; stays zero at padding
     call("linear_pairs_backward", grad, x, as_read((weight, bias), pairs), p, mask,
          grad_x, grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p, pairs=pairs))  # fmt: skip
     return grad_x, grad_w, grad_b, None if grad_p is None else grad_p.sum(0)

@@ -64,11 +64,29 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   return 0;
 }
 
+/* du = g ⊙ p ⊙ v and dv = g ⊙ p ⊙ u, zero at masked rows; add the gradients of p to grad_p. For the columns of a map from `first`
+   on; du may be u, and dv v. */
+static void products_back(Rows u, Rows v, Rows du, Rows dv, Block k, int64_t first, const float *g, const uint8_t *mask,
+                          const float *p, float *grad_p, const Sizes *s) {
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    Factors factors = factors_of(p, first + c, s);
+    for (int64_t r = 0; r < k.rows; r++) {
+      vec left = *at(u.at + r * u.pitch, c), right = *at(v.at + r * v.pitch, c), slopes = *at((float *)g, first + c), none = {0};
+      int real = !hidden(mask, s, k, r);
+      if (grad_p && real) add_to_heads(grad_p, slopes * left * right, factors, k, r, s);
+      slopes *= factors_at(factors, k.first + r, s);
+      put_at(du, r, c, real ? slopes * right : none);
+      put_at(dv, r, c, real ? slopes * left : none);
+    }
+  }
+}
+
 /* The gradients of x, W, b and p (batch, heads, tokens), for grad (batch, width). Each may be NULL if nobody asks for it, as in
-   all backward functions. */
+   all backward functions; that of p is added to. */
 int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, const float *p, const uint8_t *mask,
                           const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_p, const Sizes *s) {
-  int64_t width = padded(s->width), each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + 3 * width;
+  int64_t width = padded(s->width), each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
+  each += 2 * size_of_rows(PANEL);
   Totals t = {0};
   Gradient of_w[2];
   for (int half = 0; half < 2; half++)
@@ -87,46 +105,37 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
   float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each;
-    float *factors = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *g = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
-    Rows u = take_rows(&own, s->width), v = take_rows(&own, s->width);
+    Rows room_u = take_rows(&own, PANEL), room_v = take_rows(&own, PANEL);
+    Rows du = as_input(take_rows(&own, s->width), s->pairs), dv = as_input(take_rows(&own, s->width), s->pairs);
     Linear w_1 = half_of(w, 0, s->pairs), w_2 = half_of(w, 1, s->pairs);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
     if (grad_x) pack_back(first_back, &w_1);
     if (grad_x) pack_back(second_back, &w_2);
-    clear(factors, width);
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s->dim, s);
       load_row(g, grad + k.b * s->width, s->width);
-      product(in, k.rows, first, u, 0);
-      product(in, k.rows, second, v, 0);
-      for (int64_t r = 0; r < k.rows; r++) {
-        float *a = u.at + r * u.pitch, *b = v.at + r * v.pitch;
-        if (hidden(mask, s, k, r)) {
-          clear(a, width);
-          clear(b, width);
-          continue;
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(first)) {
+          Block part = stripe_of(k, r, first);
+          Rows to_du = rows_from(columns_of(du, c), r), to_dv = rows_from(columns_of(dv, c), r);
+          Rows u = before(to_du, room_u), v = before(to_dv, room_v);
+          product(rows_from(in, r), part.rows, panel_of(first, c), u, 0);
+          product(rows_from(in, r), part.rows, panel_of(second, c), v, 0);
+          products_back(u, v, to_du, to_dv, part, c, g, mask, p, grad_p, s);
         }
-        spread_row(factors, p, k.first + r, s);
-        for (int64_t c = 0; c < width; c += LANES) {
-          vec left = *at(a, c), right = *at(b, c), slopes = *at(g, c);
-          *at(product_row, c) = slopes * left * right;
-          slopes *= *at(factors, c);
-          *at(a, c) = slopes * right;
-          *at(b, c) = slopes * left;
-        }
-        if (grad_p) sum_row(product_row, grad_p, k, r, s);
-      }
-      add_gradient(&share, of_w[0], u, in, k.rows);
-      add_gradient(&share, of_w[1], v, in, k.rows);
+      end_inputs(du, k.rows);
+      end_inputs(dv, k.rows);
+      add_gradient(&share, of_w[0], du, in, k.rows);
+      add_gradient(&share, of_w[1], dv, in, k.rows);
       if (!grad_x) continue;
       Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(round_input(u, k.rows, s->pairs), k.rows, first_back, out, 0);
-      product(round_input(v, k.rows, s->pairs), k.rows, second_back, out, 1);
+      product(du, k.rows, first_back, out, 0);
+      product(dv, k.rows, second_back, out, 1);
       store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
     }
 #pragma omp barrier
