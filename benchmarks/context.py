@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="only check that everything runs")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    steps, tuning = (3, 8) if given.quick else (STEPS, TUNING)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    steps, tuning = (3, 8) if options.quick else (STEPS, TUNING)
     rows = [row for kind in ("GPT-2", "Llama") for row in rows_of(kind, steps, tuning)]
     setting = {
         "old": OLD,
@@ -183,7 +183,7 @@ def main() -> None:
         "tuning": tuning,
     }
     content = {**setting, "best": best(), "rows": rows, "speed": speeds()}
-    save({**content, "machine": manifest("cpu", given.threads)}, given.out)
+    save({**content, "machine": manifest("cpu", options.threads)}, options.out)
 
 
 if __name__ == "__main__":

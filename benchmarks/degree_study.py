@@ -137,9 +137,9 @@ def plot(rows: list[Run], path: Path) -> None:
                 points: dict[int, list[float]] = {}
                 for row in rows:
                     if row["normalize"] == normalize and (row["basis"] == basis or row["degree"] == 1):
-                        found = value(row)
-                        points.setdefault(row["degree"], []).extend([] if found is None else [found])
-                degrees = sorted(degree for degree, found in points.items() if found)
+                        number = value(row)
+                        points.setdefault(row["degree"], []).extend([] if number is None else [number])
+                degrees = sorted(degree for degree, number in points.items() if number)
                 means = [sum(points[degree]) / len(points[degree]) for degree in degrees]
                 axis.plot(degrees, means, color=colour, marker=marker, label=basis, markersize=4)
                 axis.vlines(degrees, [min(points[d]) for d in degrees], [max(points[d]) for d in degrees],

@@ -99,17 +99,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of timing for each mixer")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    mixers, rows = given.mixers.split(","), []
+    mixers, rows = options.mixers.split(","), []
     models = {mixer: encoder_of(mixer) for mixer in mixers}
-    for stride in map(int, given.strides.split(",")):
+    for stride in map(int, options.strides.split(",")):
         grid = grid_of(stride)
         with torch.inference_mode():
             peaks = {mixer: peak_memory(partial(call, model, grid)) for mixer, model in models.items()}
             calls = {mixer: partial(call, model, grid) for mixer, model in models.items()}
-            times = interleaved(calls, seconds=given.seconds)
+            times = interleaved(calls, seconds=options.seconds)
         for mixer in mixers:
             row: dict[str, Any] = {"mixer": mixer, "stride": stride, "tokens": grid[0] * grid[1]}
             row |= {
@@ -122,8 +122,8 @@ def main() -> None:
             row["printed"] = printed(mixer) if stride == STRIDES[0] else None
             rows.append(row)
             print(row, flush=True)
-    settings = {"height": HEIGHT, "width": WIDTH, "seconds": given.seconds, "busy": given.busy}
-    save({"machine": manifest("cpu", given.threads), "settings": settings, "note": NOTE, "rows": rows}, given.out)
+    settings = {"height": HEIGHT, "width": WIDTH, "seconds": options.seconds, "busy": options.busy}
+    save({"machine": manifest("cpu", options.threads), "settings": settings, "note": NOTE, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -176,22 +176,22 @@ def main() -> None:
     parser.add_argument("--hosts", default=",".join(str(at) for at in range(len(HOSTS))), help="by number, from 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--options", default="{}", help="of polymix.distill, as JSON, beside its defaults")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     rows = content["rows"]
     done = {(row["host"], row["plan"], row["steps"]) for row in rows}
-    for name in [list(HOSTS)[int(at)] for at in given.hosts.split(",")]:
+    for name in [list(HOSTS)[int(at)] for at in options.hosts.split(",")]:
         make = cache(HOSTS[name])
         for plan in PLANS:
             for steps in STEPS:
                 if (name, plan, steps) in done:
                     continue
-                found = one(make(), plan, steps, json.loads(given.options))
+                result = one(make(), plan, steps, json.loads(options.options))
                 rows.append({"host": name, "metric": make().metric.__name__, "plan": plan,
-                             "steps": steps, **found})  # fmt: skip
+                             "steps": steps, **result})  # fmt: skip
                 print(rows[-1], flush=True)
-                save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)
+                save({"machine": manifest("cpu", options.threads), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -130,44 +130,44 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="keep the weights of a teacher that is trained as float16")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th plan from the I-th on, beside other processes")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     recipe = RECIPE.changed(
-        dim=given.dim, epochs=given.epochs, data=given.data, device=given.device, batch_size=given.batch,
-        learning_rate=RECIPE.learning_rate * (given.batch / RECIPE.batch_size) ** 0.5,
+        dim=options.dim, epochs=options.epochs, data=options.data, device=options.device, batch_size=options.batch,
+        learning_rate=RECIPE.learning_rate * (options.batch / RECIPE.batch_size) ** 0.5,
     )  # fmt: skip
-    plans = {"all": list(PLANS), "none": []}.get(given.plans, given.plans.split(","))
-    counts = (0, *map(int, given.steps.split(",")))
-    asked = [(plan, steps) for plan in part_of(plans, given.part) for steps in counts]
+    plans = {"all": list(PLANS), "none": []}.get(options.plans, options.plans.split(","))
+    counts = (0, *map(int, options.steps.split(",")))
+    asked = [(plan, steps) for plan in part_of(plans, options.part) for steps in counts]
     # On a CPU, for 16 tokens, its backward pass takes a fraction of the fused one's time.
-    with sdpa_kernel(SDPBackend.MATH) if given.device == "cpu" else nullcontext():
-        teacher, about = taught(recipe, given.folder, given.half)
-        data = load_own(given.data, RECIPE.image_size)
+    with sdpa_kernel(SDPBackend.MATH) if options.device == "cpu" else nullcontext():
+        teacher, about = taught(recipe, options.folder, options.half)
+        data = load_own(options.data, RECIPE.image_size)
         train_images, train_labels = pictures(data)
         tests, labels = data.normalise(data.test.images), data.test.labels
-        original = answers(teacher, tests, given.device)
+        original = answers(teacher, tests, options.device)
         about["accuracy"] = share(original == labels)
         print(about, flush=True)
-        content = {"machine": manifest(given.device, given.threads), "teacher": about, "test": len(labels),
+        content = {"machine": manifest(options.device, options.threads), "teacher": about, "test": len(labels),
                    "batch": BATCH, "rows": []}  # fmt: skip
-        there = read(given.out, content)
+        there = read(options.out, content)
         if there["rows"] and there["teacher"]["recipe"] != about["recipe"]:
-            parser.error(f"{given.out} has the rows of another teacher: {there['teacher']['recipe']}")
+            parser.error(f"{options.out} has the rows of another teacher: {there['teacher']['recipe']}")
         failed = ""
         done = {(row["plan"], row["steps"]) for row in there["rows"]}
         for plan, steps in (case for case in asked if case not in done):
             try:
-                model, row = recovered(teacher, plan, steps, train_images, train_labels, given.device)
-                found = answers(model, tests, given.device)
+                model, row = recovered(teacher, plan, steps, train_images, train_labels, options.device)
+                chosen = answers(model, tests, options.device)
             except Exception as error:  # of a kernel, say: the other rows can still be had
                 failed = f"{plan}, {steps} steps: {one_line(error)}"
                 print(failed, flush=True)
                 continue
-            row["accuracy"] = share(found == labels)
-            row["same_answer"] = share(found == original)
+            row["accuracy"] = share(chosen == labels)
+            row["same_answer"] = share(chosen == original)
             print(row, flush=True)
-            with locked(given.out):
-                save({**content, "rows": [*read(given.out, content)["rows"], row]}, given.out)
+            with locked(options.out):
+                save({**content, "rows": [*read(options.out, content)["rows"], row]}, options.out)
     if failed:
         sys.exit(failed)
 

@@ -79,8 +79,8 @@ def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:
                   "bytes": compiled.binary.stat().st_size,
                   "memory": None if compiled.memory is None else asdict(compiled.memory)}  # fmt: skip
         if emulated:
-            found = run("qnn", compiled.context, data[0])
-            result["error"] = distance(found, {key: value.numpy() for key, value in graph.call(graph.inputs).items()})
+            outputs = run("qnn", compiled.context, data[0])
+            result["error"] = distance(outputs, {key: value.numpy() for key, value in graph.call(graph.inputs).items()})
     return result
 
 

@@ -184,34 +184,34 @@ def row(name: str, label: str, given: Host, model: nn.Module, layers: Any) -> di
 
 
 def rows(name: str, host: Host) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     with torch.device("cpu" if "input" in host.options else "meta"):  # the grids of CvT are seen in a call
         for label, plan in host.plans.items():
             model = host.build().eval()
             try:
                 report = polymix.convert(model, plan, **host.options)
             except PolymixError as error:
-                found.append({"host": name, "mixer": label, "refused": str(error.got)})
+                lines.append({"host": name, "mixer": label, "refused": str(error.got)})
                 continue
             swapped = [layer for layer in report.layers if layer.now]
             after = row(name, label, host, report.model, (swapped, 1))
-            if not any(line["mixer"] == "attention" for line in found):
-                found.insert(0, row(name, "attention", host, report.undo(), (swapped, 0)))
-            found.append(after)
-    return found
+            if not any(line["mixer"] == "attention" for line in lines):
+                lines.insert(0, row(name, "attention", host, report.undo(), (swapped, 0)))
+            lines.append(after)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
-    found = []
+    options = parser.parse_args()
+    lines = []
     for name, host in HOSTS.items():
         for line in rows(name, host):
-            found.append(line)
-            told = line["refused"] or f"{line['parameters']:.2f} M, {line['multiply_adds']} G"
-            print(f"{name}, {line['mixer']}: {told}", flush=True)
-    save({"rows": found, "notes": NOTES}, given.out)
+            lines.append(line)
+            figures = line["refused"] or f"{line['parameters']:.2f} M, {line['multiply_adds']} G"
+            print(f"{name}, {line['mixer']}: {figures}", flush=True)
+    save({"rows": lines, "notes": NOTES}, options.out)
 
 
 if __name__ == "__main__":

@@ -165,25 +165,25 @@ def main() -> None:
     parser.add_argument("--clock", default="wall", choices=CLOCKS, help="processor: of one thread, for a busy machine")
     parser.add_argument("--memory", action="store_true", help="record memory alone: other work disturbs times")
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        check_clock(given.clock, device=given.device, threads=given.threads, argument="--clock")
+        check_clock(options.clock, device=options.device, threads=options.threads, argument="--clock")
     except OptionError as error:
         parser.error(str(error))
-    torch.set_num_threads(given.threads)
-    machine = manifest(given.device, given.threads)
-    settings = {name: getattr(given, name) for name in ("size", "depth", "rounds", "longest", "clock", "busy")}
-    rows = {(row["step"], row["mixer"], row["tokens"]): row for row in earlier(given.out, machine, settings)}
-    for name in filter(None, given.mixers.split(",")):
-        for kind in given.steps.split(","):
-            for row in measure(kind, name, given):
+    torch.set_num_threads(options.threads)
+    machine = manifest(options.device, options.threads)
+    settings = {name: getattr(options, name) for name in ("size", "depth", "rounds", "longest", "clock", "busy")}
+    rows = {(row["step"], row["mixer"], row["tokens"]): row for row in earlier(options.out, machine, settings)}
+    for name in filter(None, options.mixers.split(",")):
+        for kind in options.steps.split(","):
+            for row in measure(kind, name, options):
                 rows[kind, name, row["tokens"]] = row
                 ordered = sorted(
                     rows.values(), key=lambda row: (STEPS.index(row["step"]), order(row["mixer"]), row["tokens"])
                 )
-                save({"machine": machine, "settings": settings, "rows": ordered}, given.out)
-    if given.plot:
-        plot(list(json.loads(given.out.read_text("utf-8"))["rows"]), given.plot)
+                save({"machine": machine, "settings": settings, "rows": ordered}, options.out)
+    if options.plot:
+        plot(list(json.loads(options.out.read_text("utf-8"))["rows"]), options.plot)
 
 
 def order(name: str) -> int:

@@ -81,29 +81,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9, help="of --only speed: no cell starts after them")
     parser.add_argument("--quick", action="store_true", help="tiny models and 4 steps, to check the script")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    setting = {"size": SIZE, "context": CONTEXT, "batch": BATCH, "steps": STEPS, "vocab": VOCAB, "quick": given.quick}
-    content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    setting = {"size": SIZE, "context": CONTEXT, "batch": BATCH, "steps": STEPS, "vocab": VOCAB, "quick": options.quick}
+    content = json.loads(options.out.read_text()) if options.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
-        parser.error(f"{given.out} has other settings (--quick?): choose another file")
-    if given.only == "speed":
-        measure_speed(content, given)
+        parser.error(f"{options.out} has other settings (--quick?): choose another file")
+    if options.only == "speed":
+        measure_speed(content, options)
         return
     rows = content["rows"]
-    asked = [(kind, label, seed) for seed in range(given.seeds) for kind in KINDS if given.only in (None, kind)
-             for label in labels(kind) if given.models is None or label in given.models.split(";")
+    asked = [(kind, label, seed) for seed in range(options.seeds) for kind in KINDS if options.only in (None, kind)
+             for label in labels(kind) if options.models is None or label in options.models.split(";")
              if not seed or kind in ("train", "length")]  # fmt: skip
     for kind, label, seed in asked:
         if any((row["kind"], row["model"], row["seed"]) == (kind, label, seed) for row in rows):
             continue
-        found = find(kind, label, seed, given.threads, given.quick)
+        found = find(kind, label, seed, options.threads, options.quick)
         rows.append({"model": label, "kind": kind, "seed": seed, **found})
         print(rows[-1], flush=True)
-        content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
-        save(content, given.out)
-    if given.plot:
-        plot(content, given.plot)
+        content = {"machine": manifest("cpu", options.threads), **setting, "rows": rows}
+        save(content, options.out)
+    if options.plot:
+        plot(content, options.plot)
 
 
 if __name__ == "__main__":

@@ -135,12 +135,12 @@ def attempt(build: Callable[[], nn.Module], inputs: Callable[[], Any], mixer: st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     cure_torchvision()
     content: dict[str, Any] = {"rows": []}
-    if given.out.exists():
-        content = json.loads(given.out.read_text("utf-8"))
+    if options.out.exists():
+        content = json.loads(options.out.read_text("utf-8"))
     content["versions"] = {name: version(name) for name in PACKAGES}
     done = {(row["library"], row["model"], row["mixer"]) for row in content["rows"]}
     for (library, name), (build, inputs) in MODELS.items():
@@ -148,7 +148,7 @@ def main() -> None:
             if (library, name, mixer) not in done:
                 row = {"library": library, "model": name, "mixer": mixer, **attempt(build, inputs, mixer)}
                 content["rows"].append(row)
-                save(content, given.out)
+                save(content, options.out)
                 print(row, flush=True)
 
 

@@ -53,15 +53,15 @@ def _stop(*_: Any, **__: Any) -> None:
 @contextmanager
 def stopped_at_the_first_kernel() -> Iterator[None]:
     """Inside, the first product or C kernel raises Reached."""
-    kept = [(owner, name, getattr(owner, name)) for owner, name in FIRST]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in FIRST]
     load = library._library
     try:
-        for owner, name, _ in kept:
+        for owner, name, _ in originals:
             setattr(owner, name, _stop)
         library._library = Stopping
         yield
     finally:
-        for owner, name, function in kept:
+        for owner, name, function in originals:
             setattr(owner, name, function)
         library._library = load
 
@@ -104,29 +104,29 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2000)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     rows = []
     print(f"{'':12}{'first kernel':>14}{'16 tokens':>12}")
     for name in MIXERS:
-        mixer = built(name, given.tokens, given.dim)
-        first = until_the_first_kernel(mixer, torch.randn(1, given.tokens, given.dim), given.repeats)
-        mixer_of_few = built(name, 16, given.dim)
-        few = torch.randn(1, 16, given.dim)
+        mixer = built(name, options.tokens, options.dim)
+        first = until_the_first_kernel(mixer, torch.randn(1, options.tokens, options.dim), options.repeats)
+        mixer_of_few = built(name, 16, options.dim)
+        few = torch.randn(1, 16, options.dim)
         with torch.no_grad():
-            whole = median_us(lambda: mixer_of_few(few), given.repeats)  # noqa: B023
+            whole = median_us(lambda: mixer_of_few(few), options.repeats)  # noqa: B023
         rows.append(
             {
                 "mixer": name,
-                "tokens": given.tokens,
+                "tokens": options.tokens,
                 "first_kernel_us": first,
                 "call_16_tokens_us": whole,
                 "clock": "wall",
             }
         )
         print(f"{name:12}{first:11.1f} µs{whole:9.1f} µs", flush=True)
-    if given.out:
-        save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)
+    if options.out:
+        save({"machine": manifest("cpu", options.threads), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

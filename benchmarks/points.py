@@ -59,11 +59,11 @@ def split(name: str, points: int, clouds: int, dim: int, heads: int, rounds: int
 def curve_speeds(points: int, rounds: int) -> dict[str, float]:
     """Voxels a second, in millions, for random voxels of 16 bits a side."""
     grid = torch.randint(0, 1 << 16, (points, 3))
-    found = {}
+    speeds = {}
     for name, curve in (("z_order", z_order), ("hilbert", hilbert)):
         timing = repeated(partial(curve, grid), least=rounds, most=rounds, warm_up=1, clock="processor")
-        found[name] = points / 1e6 / timing.median
-    return found
+        speeds[name] = points / 1e6 / timing.median
+    return speeds
 
 
 def cell(name: str, points: int, window: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:
@@ -92,38 +92,38 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only-clouds", action="store_true", help="keep the rows of the file that is there")
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
-    for name in given.mixers.split(",") if not given.only_clouds else ():
-        for window in map(int, given.windows.split(",")):
+    for name in options.mixers.split(",") if not options.only_clouds else ():
+        for window in map(int, options.windows.split(",")):
             before: tuple[int, float] | None = None
-            for points in map(int, given.points.split(",")):
+            for points in map(int, options.points.split(",")):
                 row: dict[str, Any] = {"mixer": name, "points": points, "window": window}
                 power = 2 if name == "softmax" and not window else 1
                 foretold = before[1] * (points / before[0]) ** power if before else 0.0
-                if foretold > given.longest:
+                if foretold > options.longest:
                     row["left_out"] = f"about {foretold:.0f} s"
                 else:
-                    rounds = 1 if foretold > LONG else given.rounds
-                    row.update(cell(name, points, window, given.dim, given.heads, rounds))
+                    rounds = 1 if foretold > LONG else options.rounds
+                    row.update(cell(name, points, window, options.dim, options.heads, rounds))
                     before = points, row["seconds"]
                 rows.append(row)
                 print(row, flush=True)
-    settings = {"dim": given.dim, "heads": given.heads, "rounds": given.rounds, "longest": given.longest,
-                "busy": given.busy}  # fmt: skip
+    settings = {"dim": options.dim, "heads": options.heads, "rounds": options.rounds, "longest": options.longest,
+                "busy": options.busy}  # fmt: skip
     torch.set_num_threads(1)
     clouds = []
-    for name in given.mixers.split(","):
-        for count in map(int, given.clouds.split(",")) if name != "softmax" else ():
-            clouds.append(split(name, SPLIT, count, given.dim, given.heads, given.rounds))
+    for name in options.mixers.split(","):
+        for count in map(int, options.clouds.split(",")) if name != "softmax" else ():
+            clouds.append(split(name, SPLIT, count, options.dim, options.heads, options.rounds))
             print(clouds[-1], flush=True)
-    curves = curve_speeds(given.curve_points, 5)
+    curves = curve_speeds(options.curve_points, 5)
     print(curves, flush=True)
-    content = {"machine": manifest("cpu", given.threads), "settings": settings, "rows": rows}
-    if given.only_clouds:
-        content = json.loads(given.out.read_text())
-    save({**content, "clouds": clouds, "curves": curves}, given.out)
+    content = {"machine": manifest("cpu", options.threads), "settings": settings, "rows": rows}
+    if options.only_clouds:
+        content = json.loads(options.out.read_text())
+    save({**content, "clouds": clouds, "curves": curves}, options.out)
 
 
 if __name__ == "__main__":

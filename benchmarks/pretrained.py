@@ -56,12 +56,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rate", type=float, help="of imitation, for whisper; default: 0.001")
     parser.add_argument("--device", default="cpu", help="cpu or, for whisper, cuda")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     cure_torchvision()
     try:
-        check_device(given.device, kinds=("cpu", "cuda") if given.model == "whisper" else ("cpu",))
-        MODELS[given.model](given)
+        check_device(options.device, kinds=("cpu", "cuda") if options.model == "whisper" else ("cpu",))
+        MODELS[options.model](options)
     except AbsentError as error:
         print(f"Skipped: {error}.")
     except PolymixError as error:

@@ -154,38 +154,44 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=6000, help="training scenes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
-    given = parser.parse_args()
-    clock: Clock = "processor" if given.busy else "wall"
+    options = parser.parse_args()
+    clock: Clock = "processor" if options.busy else "wall"
     try:
-        check_clock(clock, threads=given.threads, argument="--busy")
+        check_clock(clock, threads=options.threads, argument="--busy")
     except OptionError as error:
         parser.error(str(error))
-    torch.set_num_threads(given.threads)
-    content = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"rows": []}
+    torch.set_num_threads(options.threads)
+    content = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {"rows": []}
     before = {(row["mixer"], row["size"]): row for row in content["rows"]}
     rows = []
-    for size in given.sizes.split(","):
+    for size in options.sizes.split(","):
         for mixer in MIXERS:
             with torch.device("meta"):
                 parameters = sum(p.numel() for p in host(mixer, size).parameters())
             row = {"mixer": mixer, "size": size, "parameters": parameters}
             rows.append({"milliseconds": None, "accuracy": None, **before.get((mixer, size), {}), **row})
-    settings, machine = content.get("settings", {}), content.get("machine") or manifest("cpu", given.threads)
-    if given.rounds:
-        latencies(rows, given.side, given.rounds, clock)
-        machine = manifest("cpu", given.threads)
-        settings |= {"side": given.side, "rounds": given.rounds, "busy": given.busy}
-    if given.epochs:
-        settings |= {"images": given.images, "epochs": given.epochs, "changed": CHANGED, "rate": RATE, "rates": RATES}
-    save({"machine": machine, "settings": settings, "rows": rows}, given.out)
+    settings, machine = content.get("settings", {}), content.get("machine") or manifest("cpu", options.threads)
+    if options.rounds:
+        latencies(rows, options.side, options.rounds, clock)
+        machine = manifest("cpu", options.threads)
+        settings |= {"side": options.side, "rounds": options.rounds, "busy": options.busy}
+    if options.epochs:
+        settings |= {
+            "images": options.images,
+            "epochs": options.epochs,
+            "changed": CHANGED,
+            "rate": RATE,
+            "rates": RATES,
+        }
+    save({"machine": machine, "settings": settings, "rows": rows}, options.out)
     with TemporaryDirectory() as folder:
-        data = write_scenes(Path(folder), given.images) if given.epochs else Path(folder)
+        data = write_scenes(Path(folder), options.images) if options.epochs else Path(folder)
         for row in rows:
-            if given.epochs and row["size"] in given.trained.split(","):
-                row |= accuracy(row["mixer"], row["size"], [*CHANGED, f"epochs={given.epochs}"], data)
+            if options.epochs and row["size"] in options.trained.split(","):
+                row |= accuracy(row["mixer"], row["size"], [*CHANGED, f"epochs={options.epochs}"], data)
                 print(row, flush=True)
-                save({"machine": machine, "settings": settings, "rows": rows}, given.out)
-    draw(rows, given.picture)
+                save({"machine": machine, "settings": settings, "rows": rows}, options.out)
+    draw(rows, options.picture)
 
 
 if __name__ == "__main__":

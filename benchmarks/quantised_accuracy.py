@@ -60,19 +60,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="keep the trained models here")
     parser.add_argument("--mixers", default=",".join(MIXERS))
     parser.add_argument("--hosts", default=",".join(host.split()[0] for host in HOSTS), help="first words of hosts")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    content = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"rows": []}
+    content = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {"rows": []}
     content["machine"] = manifest("cpu", 1)
     done = {(row["host"], row["mixer"], row["target"]) for row in content["rows"]}
     with tempfile.TemporaryDirectory() as scratch:
-        for host in (host for host in HOSTS if host.split()[0] in given.hosts.split(",")):
-            for mixer in given.mixers.split(","):
+        for host in (host for host in HOSTS if host.split()[0] in options.hosts.split(",")):
+            for mixer in options.mixers.split(","):
                 for target in TARGETS:
                     if (host, mixer, target) not in done:
-                        content["rows"].append(row_of(given.runs or Path(scratch), host, mixer, target))
+                        content["rows"].append(row_of(options.runs or Path(scratch), host, mixer, target))
                         print(content["rows"][-1], flush=True)
-                        save(content, given.out)
+                        save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def rows_of(spec: str, target: str) -> list[dict[str, Any]]:
         {"write": hexagon.quantised_wholly, "strengths": hexagon.STRENGTHS, "groups": operator_groups}
         if target == "qnn" else {}
     )  # fmt: skip
-    wanted = {name: value.numpy() for name, value in graph.call(graph.inputs).items()}
+    expected = {name: value.numpy() for name, value in graph.call(graph.inputs).items()}
     rows = []
     with TemporaryDirectory() as scratch:
         model, out = Path(scratch) / "model.onnx", Path(scratch) / "quantised.onnx"
@@ -55,7 +55,7 @@ def rows_of(spec: str, target: str) -> list[dict[str, Any]]:
                 if target == "qnn":
                     try:
                         context = hexagon.compile_context(out, hexagon.CHIPS[hexagon.DEFAULT_CHIP]).context
-                        row[f"{key}_emulated"] = distance(run("qnn", context, data[0]), wanted)
+                        row[f"{key}_emulated"] = distance(run("qnn", context, data[0]), expected)
                     except CapabilityError as refused:
                         row[f"{key}_refused"] = str(refused)
             rows.append(row)
@@ -65,16 +65,16 @@ def rows_of(spec: str, target: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    content: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"rows": []}
+    content: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {"rows": []}
     done = {(row["mixer"], row["target"]) for row in content["rows"]}
     for target in ("int8", "qnn"):
         for mixer in MIXERS:
             if (mixer, target) not in done:
                 content["rows"] += rows_of(mixer, target)
                 print(*content["rows"][-2:], sep="\n", flush=True)
-                save(content, given.out)
+                save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -76,13 +76,13 @@ def run(name: str, label: str, recipe: RecallRecipe, seed: int) -> dict[str, Any
 
 def mark_best(rows: list[dict[str, Any]]) -> None:
     """For each task, model and seed the row of the learning rate with the highest accuracy over all sizes."""
-    kept: dict[Any, dict[str, Any]] = {}
+    best: dict[Any, dict[str, Any]] = {}
     for row in rows:
         key = row["task"], row["model"], row["seed"]
-        if key not in kept or sum(row["accuracy"] or ()) > sum(kept[key]["accuracy"] or ()):
-            kept[key] = row
+        if key not in best or sum(row["accuracy"] or ()) > sum(best[key]["accuracy"] or ()):
+            best[key] = row
     for row in rows:
-        row["best"] = row is kept[row["task"], row["model"], row["seed"]]
+        row["best"] = row is best[row["task"], row["model"], row["seed"]]
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
@@ -127,21 +127,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     recipe = RecallRecipe(sizes=SIZES, steps=800, enough=ENOUGH)
-    if given.quick:
+    if arguments.quick:
         recipe = RecallRecipe(sizes=SIZES[:2], steps=6, tokens=256, evaluate_every=3, enough=ENOUGH)
     names = ("steps", "tokens", "weight_decay", "warmup")
     options = {**{name: getattr(recipe, name) for name in names}, "every": recipe.evaluate_every}
     setting = {"host": HOST, "recipe": {**options, "learning_rate": list(RATES)}}
-    content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
+    content = json.loads(arguments.out.read_text()) if arguments.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
-        parser.error(f"{given.out} is of another setting (--quick?): name another file")
+        parser.error(f"{arguments.out} is of another setting (--quick?): name another file")
     rows = content["rows"]
-    asked = [(rate, seed, name, label) for rate in RATES for seed in range(given.seeds)
-             for name in given.tasks.split(",") for label in (MODELS if name == "recall" else COPYING)
-             if not given.only or any(part in label for part in given.only.split(";"))]  # fmt: skip
+    asked = [(rate, seed, name, label) for rate in RATES for seed in range(arguments.seeds)
+             for name in arguments.tasks.split(",") for label in (MODELS if name == "recall" else COPYING)
+             if not arguments.only or any(part in label for part in arguments.only.split(";"))]  # fmt: skip
     there = {(row["learning_rate"], row["seed"], row["task"], row["model"]) for row in rows}
     for rate, seed, name, label in asked:
         if (rate, seed, name, label) in there:
@@ -149,13 +149,13 @@ def main() -> None:
         row = run(name, label, recipe.changed(learning_rate=rate), seed)
         rows.append(row)
         mark_best(rows)
-        found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
-        print(f"{name:8}{label:35}{rate:<7g}{found}  state {row['state'][-1]}  {row['steps']} steps, "
+        accuracies = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
+        print(f"{name:8}{label:35}{rate:<7g}{accuracies}  state {row['state'][-1]}  {row['steps']} steps, "
               f"{row['seconds'] or 0:.0f} s", flush=True)  # fmt: skip
-        content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
-        save(content, given.out)
-    if given.plot:
-        plot(content, given.plot)
+        content = {"machine": manifest("cpu", arguments.threads), **setting, "rows": rows}
+        save(content, arguments.out)
+    if arguments.plot:
+        plot(content, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -61,13 +61,13 @@ def main() -> None:
     parser.add_argument("--mixers", default=MIXERS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     data = load_digits(HOST["image_size"])
-    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    for seed in range(given.seeds):
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    for seed in range(options.seeds):
         teacher = None
-        for label in given.mixers.split(","):
+        for label in options.mixers.split(","):
             if any((row["mixer"], row["seed"]) == (label, seed) for row in rows):
                 continue
             if teacher is None:
@@ -77,9 +77,9 @@ def main() -> None:
             row = rows[-1]
             stages = "before", "converted", "imitated", "distilled", "scratch"
             print(label, *(f"{stage} {row[stage]:.2%}" for stage in stages), flush=True)
-            content = {"machine": manifest("cpu", given.threads), "host": HOST, "rows": rows,
+            content = {"machine": manifest("cpu", options.threads), "host": HOST, "rows": rows,
                        "epochs": {"teacher": TEACHER, "imitate": IMITATE, "fine-tune": TUNE}}  # fmt: skip
-            save(content, given.out)
+            save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -116,27 +116,27 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--files", type=Path, help="keep the exported files here")
-    given = parser.parse_args()
+    options = parser.parse_args()
     use_one_thread()
-    content: dict[str, Any] = {"machine": machine("cpu", THREADS), "dim": DIM, "quick": given.quick, "rows": []}
-    if given.out.exists():
-        found = json.loads(given.out.read_text("utf-8"))
-        if {**found, "rows": []} != content:
-            parser.error(f"{given.out} is from another machine, PyTorch or --quick. Name a new file.")
-        content = found
-    timed = None if given.no_times else QUICK_SECONDS if given.quick else SECONDS
+    content: dict[str, Any] = {"machine": machine("cpu", THREADS), "dim": DIM, "quick": options.quick, "rows": []}
+    if options.out.exists():
+        results = json.loads(options.out.read_text("utf-8"))
+        if {**results, "rows": []} != content:
+            parser.error(f"{options.out} is from another machine, PyTorch or --quick. Name a new file.")
+        content = results
+    timed = None if options.no_times else QUICK_SECONDS if options.quick else SECONDS
     for runtime in RUNTIMES:
-        for tokens in QUICK_TOKENS if given.quick else TOKENS:
+        for tokens in QUICK_TOKENS if options.quick else TOKENS:
             old = [row for row in content["rows"] if (row["runtime"], row["tokens"]) == (runtime, tokens)]
             if done(old, timed is not None):
                 continue
             try:
-                rows = cell(runtime, tokens, timed, given.files)
+                rows = cell(runtime, tokens, timed, options.files)
             except MissingExtraError as missing:
                 print(f"{runtime}: skipped. {missing}", flush=True)
                 break
             content["rows"] = [row for row in content["rows"] if row not in old] + rows
-            save(content, given.out)
+            save(content, options.out)
             for row in rows:
                 print(*(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
 

@@ -59,8 +59,8 @@ def vit(folder: Path) -> Host:
 
 def minilm(folder: Path) -> Host:
     model, tokenizer = encoder(fetched(MINILM, folder))
-    found = tokenizer.encode_batch(sentences(fetched(BROWN, folder))[0][:2000])
-    rows = [each.ids if len(each.ids) <= LONGEST else [*each.ids[: LONGEST - 1], each.ids[-1]] for each in found]
+    encodings = tokenizer.encode_batch(sentences(fetched(BROWN, folder))[0][:2000])
+    rows = [each.ids if len(each.ids) <= LONGEST else [*each.ids[: LONGEST - 1], each.ids[-1]] for each in encodings]
     loader = DataLoader(rows, batch_sampler=SimilarLengths([*map(len, rows)], 16), collate_fn=padded)
     ids = torch.randint(1000, 30000, (1, 512), generator=torch.Generator().manual_seed(0))
     return Host(model, loader, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
@@ -111,8 +111,8 @@ def searched(host: Host, seed: int, budget: float) -> dict[str, Any]:
     seconds = watch.seconds()
     print(answer, flush=True)
     content = answer.content
-    kept = ("damage", "refused", "times", "damages", "front", "points", "rules", "headline", "notes")
-    return {"seed": seed, "budget": budget, "seconds": round(seconds, 1), **{name: content[name] for name in kept}}
+    parts = ("damage", "refused", "times", "damages", "front", "points", "rules", "headline", "notes")
+    return {"seed": seed, "budget": budget, "seconds": round(seconds, 1), **{name: content[name] for name in parts}}
 
 
 def main() -> None:
@@ -123,17 +123,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="for packages")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     done = {(row["host"], row["seed"]) for row in content["rows"]}
-    for name in given.hosts.split(","):
+    for name in options.hosts.split(","):
         make = cache(HOSTS[name])
         try:
-            for seed in range(given.seeds):
+            for seed in range(options.seeds):
                 if (name, seed) not in done:
-                    content["rows"].append({"host": name, **searched(make(given.folder), seed, given.budget)})
-                    save({"machine": manifest("cpu", given.threads), "rows": content["rows"]}, given.out)
+                    content["rows"].append({"host": name, **searched(make(options.folder), seed, options.budget)})
+                    save({"machine": manifest("cpu", options.threads), "rows": content["rows"]}, options.out)
         except AbsentError as error:
             print(f"Skipped: {error}.")
 

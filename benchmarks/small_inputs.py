@@ -72,31 +72,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seconds", type=float, default=0.3, help="per cell")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     known = {tuple(row["case"]) for row in rows}
-    for name in given.only.split(","):
+    for name in options.only.split(","):
         for trains in (False, True):
             for tokens in TOKENS:
                 for batch in BATCHES:
                     case = (
                         name,
-                        given.dtype,
-                        given.threads,
-                        given.dim,
+                        options.dtype,
+                        options.threads,
+                        options.dim,
                         "training" if trains else "forward",
                         tokens,
                         batch,
                     )
                     if case in known or tokens * batch > MOST:
                         continue
-                    dtype = getattr(torch, given.dtype)
-                    row = {"case": case, **cell(name, given.dim, tokens, batch, dtype, trains, given.seconds)}
+                    dtype = getattr(torch, options.dtype)
+                    row = {"case": case, **cell(name, options.dim, tokens, batch, dtype, trains, options.seconds)}
                     rows.append(row)
                     times = "  ".join(f"{impl} {us:.0f}" for impl, us in row["us"].items())
                     print(*case, f" {times} µs; auto: {row['auto']}, {row['auto_over_fastest']:.2f}", flush=True)
-            save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)
+            save({"machine": manifest("cpu", options.threads), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def shaken(mixer: torch.nn.Module) -> torch.nn.Module:
 
 
 def exact() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for label, layer in LINEAR.items():
         torch.manual_seed(0)
         form = as_padre(AlongTokens(layer()).double(), 16, dim=8)
@@ -81,19 +81,19 @@ def exact() -> list[dict[str, Any]]:
             "chains": len(form.chains),
             "error": form.error(tokens(16, 8)),
         }
-        found.append(row)
+        rows.append(row)
     for label, name, options, call in ROWS:
         torch.manual_seed(0)
         mixer, x = shaken(polymix.create_mixer(name, 8, **F64, **options)), tokens(16, 8)
         form = as_padre(mixer, 16, **({"x": x} if "x" in call else call))
         its = form.polynomial
-        found.append({"mechanism": label, "degree": its.degree or "/".join(map(str, its.rational or ())),
+        rows.append({"mechanism": label, "degree": its.degree or "/".join(map(str, its.rational or ())),
                       "chains": len(form.chains), "error": form.error(x)})  # fmt: skip
-    return found
+    return rows
 
 
 def softmax() -> list[dict[str, float]]:
-    found = []
+    rows = []
     for reach in REACHES:
         torch.manual_seed(0)
         mixer, x = polymix.create_mixer("softmax", 4, heads=1, **F64), tokens(16, 4)
@@ -101,14 +101,14 @@ def softmax() -> list[dict[str, float]]:
         now = ((q @ k.transpose(-1, -2)).abs().max() / 2).item()
         with torch.no_grad():
             mixer.qkv.qkv.weight[:4] *= reach / now
-        found += [
+        rows += [
             {"reach": reach, "order": order, "error": as_padre(mixer, 16, order=order).error(x)} for order in ORDERS
         ]
-    return found
+    return rows
 
 
 def mamba() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for step in STEPS:
         torch.manual_seed(0)
         mixer, x = polymix.create_mixer("mamba", 8, state_size=4, **F64).eval(), tokens(16, 8)
@@ -125,8 +125,8 @@ def mamba() -> list[dict[str, Any]]:
             "without input": as_padre(mixer, 16), "without input, 1 + ΔA": as_padre(mixer, 16, decay="linear"),
             "at x": as_padre(mixer, 16, x=x), "at x, 1 + ΔA": as_padre(mixer, 16, x=x, decay="linear"),
         }  # fmt: skip
-        found += [{"largest": step, "held": label, "error": form.error(x)} for label, form in forms.items()]
-    return found
+        rows += [{"largest": step, "held": label, "error": form.error(x)} for label, form in forms.items()]
+    return rows
 
 
 def plot(content: dict[str, Any], path: Path) -> None:

@@ -39,20 +39,20 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {', '.join(GROUPS)}, separated by commas")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall", help="of the group bf16")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    given = parser.parse_args()
-    chosen = given.only.split(",") if given.only else list(GROUPS)
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else list(GROUPS)
     if unknown := set(chosen) - set(GROUPS):
         parser.error(f"--only: expected some of {', '.join(GROUPS)}, got {', '.join(unknown)}")
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows: list[Row] = []
     for name in chosen:
-        for row in GROUPS[name](given):
+        for row in GROUPS[name](options):
             rows.append(row)
             verdict = "met    " if row.met else "NOT MET"
             print(f"{verdict} {row.what}: {row.value:.3g} ({row.sign} {row.target:.3g}) {row.detail}", flush=True)
-        content = {"machine": manifest("cpu", given.threads), "rows": [{**r._asdict(), "met": r.met} for r in rows]}
-        save(content, given.out)
+        content = {"machine": manifest("cpu", options.threads), "rows": [{**r._asdict(), "met": r.met} for r in rows]}
+        save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=1.0, help="per row")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     for name in MIXERS:
         for case, (batch, *grid) in CASES.items():
@@ -48,11 +48,11 @@ def main() -> None:
                 results[threads] = torch.cat([p.grad.flatten() for p in mixer.parameters()])  # noqa: B023
 
             calls = {threads: (lambda threads=threads: call(threads)) for threads in THREADS}
-            times = {n: timing.median * 1e3 for n, timing in interleaved_within(calls, given.seconds, "cpu").items()}
+            times = {n: timing.median * 1e3 for n, timing in interleaved_within(calls, options.seconds, "cpu").items()}
             differs = max(float((results[n] - results[1]).abs().max() / results[1].abs().max()) for n in THREADS)
             rows.append({"mixer": name, "case": case, "clock": "wall", "ms": times, "largest_difference": differs})
             print(f"{name:8} {case:9}" + "".join(f"{times[n]:9.2f}" for n in THREADS) + f"  {differs:.0e}", flush=True)
-    save({"machine": manifest("cpu", max(THREADS)), "rows": rows}, given.out)
+    save({"machine": manifest("cpu", max(THREADS)), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

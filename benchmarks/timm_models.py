@@ -36,12 +36,12 @@ def figures(name: str | None, mixer: str, host: str, matched: bool = False) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     registered = names()
     rows = [figures(None, "keep", host) for host in dict.fromkeys(host for _, host, _ in registered.values())]
     rows += [figures(name, *of) for name, of in registered.items()]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    save({"rows": rows, "timm": timm.__version__}, given.out)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    save({"rows": rows, "timm": timm.__version__}, options.out)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def deit_tiny(size: int) -> tuple[nn.Module, dict[str, Any], str, int]:
 
 def gpt2(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_positions=tokens))
-    given = {"input_ids": torch.randint(50257, (1, tokens)), "use_cache": False, "logits_to_keep": 1}
-    return model, given, f"{tokens:,} tokens", tokens
+    inputs = {"input_ids": torch.randint(50257, (1, tokens)), "use_cache": False, "logits_to_keep": 1}
+    return model, inputs, f"{tokens:,} tokens", tokens
 
 
 MODELS = {"deit_tiny": deit_tiny, "gpt2": gpt2}
@@ -98,21 +98,21 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", help=f"some of {', '.join(CASES)}, separated by commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    given = parser.parse_args()
-    chosen = given.only.split(",") if given.only else list(CASES)
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else list(CASES)
     if unknown := set(chosen) - set(CASES):
         parser.error(f"--only: expected some of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
-    torch.set_num_threads(given.threads)
-    machine = manifest("cpu", given.threads)
+    torch.set_num_threads(options.threads)
+    machine = manifest("cpu", options.threads)
     machine |= {"timm": timm.__version__, "transformers": transformers.__version__}
     pieces: dict[str, Any] = {}
-    if given.only and given.out.is_file():
-        before = json.loads(given.out.read_text("utf-8"))
+    if options.only and options.out.is_file():
+        before = json.loads(options.out.read_text("utf-8"))
         pieces = before.get("pieces", {}) if before["machine"] == machine else {}
     for piece in chosen:
         pieces[piece] = measure(*CASES[piece])
         ordered = {name: pieces[name] for name in CASES if name in pieces}
-        save({"machine": machine, "pieces": ordered}, given.out)
+        save({"machine": machine, "pieces": ordered}, options.out)
 
 
 if __name__ == "__main__":

@@ -64,36 +64,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     every: dict[str, Calls] = {}
     rows: dict[str, dict[str, Any]] = {}
-    for name in given.mixers.split(","):
+    for name in options.mixers.split(","):
         torch.manual_seed(0)
         model = TSViT(
-            parse_mixer(name)[1], dim=given.dim, temporal_depth=given.depth, spatial_depth=given.depth,
-            image_size=given.side,
+            parse_mixer(name)[1], dim=options.dim, temporal_depth=options.depth, spatial_depth=options.depth,
+            image_size=options.side,
         ).eval()  # fmt: skip
-        every[name] = calls(model, given.side, given.dates)
+        every[name] = calls(model, options.side, options.dates)
         with torch.inference_mode():
             model(torch.randn(1, 2, model.bands, WINDOW, WINDOW), torch.zeros(1, 2, dtype=torch.int64))  # warm up
         parameters = sum(parameter.numel() for parameter in model.parameters())
         rows[name] = {"mixer": name, "parameters": parameters, "clock": "wall", "seconds": {},
                       "peak_bytes": {}}  # fmt: skip
-    km2 = given.side**2 * KM2
+    km2 = options.side**2 * KM2
     with torch.inference_mode():
         for case in next(iter(every.values())):
             for name in every:
                 rows[name]["peak_bytes"][case] = peak_memory(every[name][case])
-            times = in_turn({name: its[case] for name, its in every.items()}, given.rounds)
+            times = in_turn({name: its[case] for name, its in every.items()}, options.rounds)
             for name, row in rows.items():
                 row["seconds"][case] = times[name].median
                 if case in ("whole patch", "windows"):
                     row[f"km2_per_second {case}"] = km2 / row["seconds"][case]
                 print(f"{case:12} {name:8} {row['seconds'][case]:8.3f} s {row['peak_bytes'][case] / 2**20:8.0f} MiB",
                       flush=True)  # fmt: skip
-    settings = {"side": given.side, "dates": given.dates, "dim": given.dim, "depth": given.depth, "busy": given.busy}
-    save({"machine": manifest("cpu", given.threads), "settings": settings, "rows": list(rows.values())}, given.out)
+    settings = {
+        "side": options.side,
+        "dates": options.dates,
+        "dim": options.dim,
+        "depth": options.depth,
+        "busy": options.busy,
+    }
+    save({"machine": manifest("cpu", options.threads), "settings": settings, "rows": list(rows.values())}, options.out)
 
 
 if __name__ == "__main__":

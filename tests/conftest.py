@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from polymix import cli
 from polymix.compat import cure_torchvision
-from polymix.ops.dispatch import MIN_TOKENS
+from polymix.ops import dispatch
 from tests.helpers import save_blank
 
 # Workers, the interpreters that tests start and the slow suite use what the first one has compiled and rewritten.
@@ -49,9 +49,9 @@ def pytest_collection():
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", dict.fromkeys(MIN_TOKENS, 0))
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", {})
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_IN_A_GRAPH", {})
+    monkeypatch.setattr(dispatch, "MIN_TOKENS", dict.fromkeys(dispatch.MIN_TOKENS, 0))
+    monkeypatch.setattr(dispatch, "MIN_TOKENS_TO_TRAIN", {})
+    monkeypatch.setattr(dispatch, "MIN_TOKENS_IN_A_GRAPH", {})
 
 
 @functools.cache
@@ -81,7 +81,9 @@ def _blank_pictures(request, monkeypatch):
     They are drawn in tests with the mark `draws`, which look at them, and in fixtures of wider scope.
     """
     if MATPLOTLIB and "draws" not in request.keywords:
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
+        import matplotlib.figure  # named as text it is looked up anew in every test
+
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", save_blank)
 
 
 @pytest.fixture(scope="session")

@@ -194,15 +194,15 @@ def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few):
     status, output, err = run(capsys, *command)
     assert status == 130, output + err
     assert "--resume" in output + err
-    kept = valid(out_dir)
-    assert len(kept["rows"]) == 2
-    assert not kept["finished"]
+    before = valid(out_dir)
+    assert len(before["rows"]) == 2
+    assert not before["finished"]
     status, output, err = run(capsys, *command, "--resume")
     assert status == 0, output + err
     content = valid(out_dir)
     assert content["finished"]
     assert trained == ["softmax", "pom", "qt", "qt", "poly_nl", "linear_floor"], "finished runs are not repeated"
-    assert content["rows"][:2] == kept["rows"], "finished runs are kept"
+    assert content["rows"][:2] == before["rows"], "finished runs are kept"
     assert len(content["rows"]) == 5
     assert (out_dir / "report.html").exists()
 

@@ -420,5 +420,5 @@ def test_no_page_keeps_the_marks_of_a_merge():
     """A conflict that was committed shows both versions to every reader."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     marks = ("<" * 7 + " ", ">" * 7 + " ")
-    found = [page for page in pages if any(line.startswith(marks) for line in page.read_text("utf-8").splitlines())]
-    assert len(pages) > 20 and not found
+    marked = [page for page in pages if any(line.startswith(marks) for line in page.read_text("utf-8").splitlines())]
+    assert len(pages) > 20 and not marked

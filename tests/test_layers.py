@@ -120,22 +120,22 @@ def rank(unit):
 
 def violations(root, libraries=LIBRARIES):
     """Every import below `root` (a package named polymix) that the rules forbid, as "file:line: reason"."""
-    found = []
+    forbidden = []
     modules = {".".join(("polymix", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")}
     modules |= {name.removesuffix(".__init__") for name in modules}
     for path in sorted(root.rglob("*.py")):
         file, parts = path.relative_to(root).as_posix(), path.relative_to(root).with_suffix("").parts
         unit = "polymix" if parts == ("__init__",) else "cli" if parts == ("__main__",) else parts[0]
         if rank(unit) is None:
-            found.append(f"{file}:1: {unit} has no layer")
+            forbidden.append(f"{file}:1: {unit} has no layer")
             continue
         for line, module, name in imports_of(path, ("polymix", *parts[:-1])):
             if f"{module}.{name}" in modules:  # from polymix import errors: a module, not a name of the package
                 module, name = f"{module}.{name}", None
             reason = _reason(file, unit, module.split("."), name, libraries)
             if reason:
-                found.append(f"{file}:{line}: {reason}")
-    return found
+                forbidden.append(f"{file}:{line}: {reason}")
+    return forbidden
 
 
 def _reason(file, unit, module, name, libraries):
@@ -198,9 +198,9 @@ def test_nothing_imports_the_kernels():
         package = ("polymix", *path.relative_to(ROOT).parts[:-1])
         if path.relative_to(ROOT).as_posix() not in TRITON:
             kernels = {"polymix." + file.removesuffix(".py").replace("/", ".") for file in TRITON}
-            found = [module for _, module, name in imports_of(path, package)
+            kernels_here = [module for _, module, name in imports_of(path, package)
                      if {module, f"{module}.{name}"} & kernels]  # fmt: skip
-            assert not found, f"{path} imports {found}"
+            assert not kernels_here, f"{path} imports {kernels_here}"
 
 
 def import_graph(root, package):
@@ -210,8 +210,8 @@ def import_graph(root, package):
     graph = {}
     for name, path in paths.items():
         parts = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
-        found = imports_of(path, tuple(parts))
-        targets = {f"{module}.{item}" if f"{module}.{item}" in paths else module for _, module, item in found}
+        imported_names = imports_of(path, tuple(parts))
+        targets = {f"{module}.{item}" if f"{module}.{item}" in paths else module for _, module, item in imported_names}
         graph[name] = (targets & set(paths)) - {name}
     return graph
 

@@ -60,11 +60,13 @@ def test_a_task_of_choices_scores_as_by_hand(tmp_path, mixers, shape):
     model = sharp(mixers, shape)
     folder = saved(tmp_path / "model", model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    wanted = [[likelihood(model, tokenizer, question, choice) for choice in choices] for question, choices in QUESTIONS]
-    best = [row.index(max(row)) for row in wanted]
+    expected = [
+        [likelihood(model, tokenizer, question, choice) for choice in choices] for question, choices in QUESTIONS
+    ]
+    best = [row.index(max(row)) for row in expected]
     by_length = [
         max(range(3), key=lambda k, row=row, choices=choices: row[k] / len(choices[k]))
-        for row, (_, choices) in zip(wanted, QUESTIONS, strict=True)
+        for row, (_, choices) in zip(expected, QUESTIONS, strict=True)
     ]
     answers = [best[0], (best[1] + 1) % 3, by_length[2], best[3], (by_length[4] + 1) % 3, (best[5] + 1) % 3]
     tasks = tmp_path / "tasks"
@@ -83,7 +85,7 @@ def test_a_task_of_choices_scores_as_by_hand(tmp_path, mixers, shape):
     )
     assert done.returncode == 0, done.stderr
     results, likelihoods = json.loads(done.stdout.partition("FOUND ")[2])
-    assert torch.allclose(torch.tensor(likelihoods), torch.tensor(wanted), rtol=1e-4, atol=1e-3)
+    assert torch.allclose(torch.tensor(likelihoods), torch.tensor(expected), rtol=1e-4, atol=1e-3)
     assert results["acc,none"] == pytest.approx(sum(map(int.__eq__, best, answers)) / 6)
     assert results["acc_norm,none"] == pytest.approx(sum(map(int.__eq__, by_length, answers)) / 6)
     assert 0 < results["acc,none"] < 1

@@ -21,18 +21,18 @@ TINY = {"widths": (8, 16, 16, 32, 32), "depths": (1, 1, 1, 1, 1), "head_dim": 8,
 
 
 def test_names_follow_the_rule():
-    found = ours.names()
-    assert found["padre2_deit_tiny_patch16_224"] == ("padre-2", "deit_tiny_patch16_224", False)
-    assert found["padre3_deit_small_patch16_224"] == ("padre-3", "deit_small_patch16_224", False)
-    assert found["qt_vit_b1"] == ("qt", "efficientvit_b1", False)
-    assert found["poly_sa_xcit_small_12"] == ("poly_sa", "xcit_small_12_p16_224", False)
-    assert found["pom_deit_tiny_patch16_224_matched"] == ("pom", "deit_tiny_patch16_224", True)
-    assert found["poly_nl_resnet50"] == ("poly_nl:reduction=4", "resnet50", False)
-    assert all(timm.is_model(host) for _, host, _ in found.values())
-    assert set(found) <= set(timm.list_models())
-    assert set(timm.list_models("padre*")) == {name for name in found if name.startswith("padre")}
+    names = ours.names()
+    assert names["padre2_deit_tiny_patch16_224"] == ("padre-2", "deit_tiny_patch16_224", False)
+    assert names["padre3_deit_small_patch16_224"] == ("padre-3", "deit_small_patch16_224", False)
+    assert names["qt_vit_b1"] == ("qt", "efficientvit_b1", False)
+    assert names["poly_sa_xcit_small_12"] == ("poly_sa", "xcit_small_12_p16_224", False)
+    assert names["pom_deit_tiny_patch16_224_matched"] == ("pom", "deit_tiny_patch16_224", True)
+    assert names["poly_nl_resnet50"] == ("poly_nl:reduction=4", "resnet50", False)
+    assert all(timm.is_model(host) for _, host, _ in names.values())
+    assert set(names) <= set(timm.list_models())
+    assert set(timm.list_models("padre*")) == {name for name in names if name.startswith("padre")}
     assert {f"qt_vit_{size}" for size in ("b0", "b1", "b2", "b3", "l1", "l2")} <= set(timm.list_models("qt_vit*"))
-    assert not set(found) & set(timm.list_models(pretrained=True))
+    assert not set(names) & set(timm.list_models(pretrained=True))
 
 
 @pytest.mark.parametrize(("name", "options"), [

@@ -58,13 +58,13 @@ def _measure(bench: Bench, host: str, dtype: str, batch: int) -> list[Row]:
     kind = {"device": bench.device, "dtype": getattr(torch, dtype)}
     model = model.eval()
     words = len(shape) == 1
-    given = torch.randint(50, (batch, *shape), device=bench.device) if words else torch.randn(batch, *shape, **kind)
+    example = torch.randint(50, (batch, *shape), device=bench.device) if words else torch.randn(batch, *shape, **kind)
     calls: dict[str, Callable[[], Any]] = {}
     stopped: dict[str, str] = {}
     for mixer in ("attention", *mixers):
         try:
             one = deepcopy(model) if mixer == "attention" else polymix.convert(model, mixer, copy=True).model.eval()
-            call = partial(_run, one.to(**kind), given)
+            call = partial(_run, one.to(**kind), example)
             call()
             calls[mixer] = call
         except Exception as error:  # any failure becomes its result

@@ -44,8 +44,8 @@ def jobs(bench: Bench) -> Jobs:
 
 def missing(bench: Bench) -> list[str]:
     """What is not compared, and why."""
-    found = [] if bench.pom else ["the PoM authors' kernels: no --pom PATH of a clone of github.com/davidpicard/pom"]
-    return found if flash() else [*found, "flash-linear-attention: not installed"]
+    absent = [] if bench.pom else ["the PoM authors' kernels: no --pom PATH of a clone of github.com/davidpicard/pom"]
+    return absent if flash() else [*absent, "flash-linear-attention: not installed"]
 
 
 def flash() -> Any:

@@ -59,10 +59,10 @@ def _ceilings(rows: Sequence[Row]) -> str:
 
 
 def _by(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 def _spread(title: str, rows: Sequence[Row], names: Sequence[str], cell: Any) -> str:
@@ -111,9 +111,9 @@ def _mixers(rows: Sequence[Row]) -> list[str]:
 def _models(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
-        told = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else f"– {str(row['stopped'])[:80]}"
+        time = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else f"– {str(row['stopped'])[:80]}"
         ratio = "" if row["ratio"] is None else f"×{row['ratio']:.2f}"
-        lines.append([f"{row['host']} {row['dtype']} batch {row['batch']} {row['mixer']}", told, ratio])
+        lines.append([f"{row['host']} {row['dtype']} batch {row['batch']} {row['mixer']}", time, ratio])
     return [table("Whole models: time, × as fast as with attention", ("", "", ""), lines)]
 
 

@@ -62,18 +62,18 @@ def variables(path: Path) -> tuple[str, dict[str, Tensor]]:
         raise DataError("file", f"{path}, whose first number is {version}", FORMAT, "Convert the model again.")
     spec = source.string()
     _, count = source.numbers("II")  # the spec's revision is of no concern
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for _ in range(count):
         name = source.string()
         (rank,) = source.numbers("B")
         *sizes, kind, size = source.numbers(f"{rank}IBI")
         if kind >= len(TYPES):
             raise DataError("file", f"{path}, where {name} is of type {kind}", FORMAT, "Convert the model again.")
-        found[name] = torch.frombuffer(bytearray(source.take(size)), dtype=TYPES[kind]).reshape(sizes)
+        tensors[name] = torch.frombuffer(bytearray(source.take(size)), dtype=TYPES[kind]).reshape(sizes)
     for _ in range(*source.numbers("I")):
         alias, name = source.string(), source.string()
-        found[alias] = found[name]
-    return spec, {name: _restored(name, found) for name in found if not name.endswith(SCALE)}
+        tensors[alias] = tensors[name]
+    return spec, {name: _restored(name, tensors) for name in tensors if not name.endswith(SCALE)}
 
 
 def _restored(name: str, found: dict[str, Tensor]) -> Tensor:

@@ -80,15 +80,15 @@ def built(folder: Path, name: str, family: str) -> nn.Module:
 
 def reactions(folders: Sequence[Path], vocabulary: Sequence[str]) -> list[list[str]]:
     """The reactions that stand in the packages' tests and descriptions, without those of a few atoms."""
-    found: dict[str, list[str]] = {}
+    tokens_of: dict[str, list[str]] = {}
     for folder in folders:
         for path in sorted([*folder.rglob("test_*.py"), *folder.rglob("METADATA")]):
             for text in re.findall(r'"([^" ]+>>[^" ]+)"', path.read_text("utf8")):
                 tokens = SMILES.findall(text)
                 known = "".join(tokens) == text and set(tokens) <= set(vocabulary) and not re.search(r":\d+\]", text)
                 if known and len(tokens) >= SHORTEST:
-                    found[text] = tokens
-    return list(found.values())
+                    tokens_of[text] = tokens
+    return list(tokens_of.values())
 
 
 def antiberty(folder: Path) -> tuple[Host, list[Package]]:

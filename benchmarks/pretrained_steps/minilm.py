@@ -39,13 +39,13 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
 def embeddings(model: nn.Module, rows: Sequence[list[int]], size: int = 32) -> Tensor:
     """The mean of the last states over real tokens, of length 1, as the model's authors take it."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-    found = []
+    means = []
     for start in range(0, len(order), size):
         batch = padded([rows[row] for row in order[start : start + size]])
         weight = batch["attention_mask"].unsqueeze(-1).float()
         states = model(**batch)[0]
-        found.append(normalize((states * weight).sum(1) / weight.sum(1), dim=-1))
-    return torch.cat(found)[torch.tensor(order).argsort()]
+        means.append(normalize((states * weight).sum(1) / weight.sum(1), dim=-1))
+    return torch.cat(means)[torch.tensor(order).argsort()]
 
 
 def agreement(teacher: Tensor, student: Tensor) -> dict[str, float]:
@@ -97,19 +97,19 @@ class Measures:
         self.target, self.hits = known["target"], known["hits"]
 
     def __call__(self, model: nn.Module) -> dict[str, Any]:
-        found: dict[str, Any] = dict(agreement(self.target, embeddings(model, self.test)))
+        results: dict[str, Any] = dict(agreement(self.target, embeddings(model, self.test)))
         for task, theirs in zip(self.probes, self.hits, strict=True):
-            found[task.name] = compared(task, hits(task, partial(embeddings, model)), theirs)
-        return found
+            results[task.name] = compared(task, hits(task, partial(embeddings, model)), theirs)
+        return results
 
 
 def probes(tokenizer: Any, brown: Path, corpus: Path) -> list[Probe]:
     """Genres of passages of Brown, tested on texts that neither probe nor distillation sees, and spam among mails."""
     parts = []
     for texts, each in zip(brown_texts(brown), PASSAGES, strict=True):
-        found = list(passages(texts, each))
-        ids = tokens(tokenizer, [row[0] for row in found])
-        parts.append([(row, genre, text) for row, (_, genre, text) in zip(ids, found, strict=True)])
+        pieces = list(passages(texts, each))
+        ids = tokens(tokenizer, [row[0] for row in pieces])
+        parts.append([(row, genre, text) for row, (_, genre, text) in zip(ids, pieces, strict=True)])
     chosen = mails(corpus)[: 2 * MAIL_TESTS]
     ids = tokens(tokenizer, [text for text, _ in chosen])
     rows = [(row, kind, at) for at, (row, (_, kind)) in enumerate(zip(ids, chosen, strict=True))]
@@ -143,8 +143,8 @@ def times(teacher: nn.Module, length: int, clock: Clock) -> dict[str, float]:
     models |= {plan: polymix.convert(models[ATTENTION], **PLANS[plan], copy=True).model for plan in TIMED}
     batch = {"input_ids": torch.full((1, length), 2000), "attention_mask": torch.ones(1, length, dtype=torch.long)}
     calls = {name: partial(model.eval(), **batch) for name, model in models.items()}
-    found = interleaved(calls, seconds=2.0, clock=clock)
-    return {name: timing.milliseconds().least for name, timing in found.items()}
+    timings = interleaved(calls, seconds=2.0, clock=clock)
+    return {name: timing.milliseconds().least for name, timing in timings.items()}
 
 
 def lengthened(teacher: nn.Module, length: int) -> nn.Module:

@@ -90,9 +90,9 @@ def fetched(package: Package, folder: Path) -> Path:
         except (OSError, subprocess.CalledProcessError) as error:
             why = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or ["no reason was given"]
             raise AbsentError(f"{package.file} cannot be fetched: {why[-1]}") from error
-    found = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
-    if found != package.sha256:
-        raise AbsentError(f"{file} is another file than the one that was measured: its sha256 is {found}")
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
+    if checksum != package.sha256:
+        raise AbsentError(f"{file} is another file than the one that was measured: its sha256 is {checksum}")
     print(f"Licence of {package.licence}.", flush=True)
     unpacked = file.with_suffix("")
     if not unpacked.exists():

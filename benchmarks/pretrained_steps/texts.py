@@ -56,12 +56,14 @@ def passages(texts: Sequence[Path], each: int) -> Iterator[tuple[str, str, str]]
 
 def mails(folder: Path) -> list[tuple[str, str]]:
     """The mails as (subject and text, "spam" or "ham"), in an order of chance; a text that comes twice is left out."""
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for path in sorted(folder.rglob("data/*/*.json")):
         if path.name != "file_list.json":
             content = json.loads(path.read_text("utf8"))
-            found.setdefault(mail_text(content["text"]), content["group"])
-    rows = [(text, group.split("-")[0] if group.startswith("spam") else "ham") for text, group in found.items() if text]
+            groups.setdefault(mail_text(content["text"]), content["group"])
+    rows = [
+        (text, group.split("-")[0] if group.startswith("spam") else "ham") for text, group in groups.items() if text
+    ]
     random.Random(0).shuffle(rows)
     return rows
 

@@ -241,11 +241,11 @@ def writers(tree_of):
 
 def test_nothing_in_the_package_writes_a_file_under_its_final_name():
     root = Path(polymix.__file__).parent
-    found = []
+    calls = []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root.parent).as_posix()
         text = path.read_text("utf-8")
         if not name.startswith(tuple(HIDDEN)) and any(word in text for word in (*CALLS, "save(", "open(")):
-            found += [(name, *call) for call in writers(ast.parse(text))]
+            calls += [(name, *call) for call in writers(ast.parse(text))]
     allowed = [("polymix/cli/__init__.py", ".open"), ("polymix/train/report.py", ".open")]  # /dev/null; the journal
-    assert [(name, line, call) for name, line, call in found if (name, f".{call.split('.')[-1]}") not in allowed] == []
+    assert [(name, line, call) for name, line, call in calls if (name, f".{call.split('.')[-1]}") not in allowed] == []

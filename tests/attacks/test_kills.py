@@ -80,8 +80,8 @@ def bits(verb, out):
 
     assert not list(out.rglob("*.part"))
     if verb == "search":
-        found = {name: content[name] for name in ("times", "damages", "front", "points", "rules", "headline")}
-        return found, (out / "plan.json").read_bytes(), (out / "parts.safetensors").read_bytes()
+        parts = {name: content[name] for name in ("times", "damages", "front", "points", "rules", "headline")}
+        return parts, (out / "plan.json").read_bytes(), (out / "parts.safetensors").read_bytes()
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
 
 
@@ -94,11 +94,11 @@ def test_a_killed_run_continues_to_the_same_bits(verb, kills, material, monkeypa
     (tmp_path / "text.txt").write_bytes((material / "text.txt").read_bytes())
     (tmp_path / "vit.py").write_text(VIT)
     assert ended([*COMMANDS[verb], "--out", "whole"], noted="moments") == 0
-    wanted, moments, killed = bits(verb, tmp_path / "whole"), random.Random(verb), 0
+    whole, moments, killed = bits(verb, tmp_path / "whole"), random.Random(verb), 0
     for place in range(kills):
         out = f"killed-{place}"
         moment = moments.randint(1, int(Path("moments").read_text()))
         killed += ended([*COMMANDS[verb], "--out", out], dies_at=moment) == -signal.SIGKILL
         assert ended([*COMMANDS[verb], "--out", out, "--resume"]) == 0, f"killed at {moment}"
-        assert bits(verb, tmp_path / out) == wanted, f"killed at {moment}"
+        assert bits(verb, tmp_path / out) == whole, f"killed at {moment}"
     assert killed

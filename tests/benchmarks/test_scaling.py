@@ -103,7 +103,7 @@ def test_models_of_a_size_have_as_many_parameters(script, monkeypatch, tmp_path)
     monkeypatch.setattr(module, "SIZES", {"1M": 128, "4M": 256, "16M": 512})
     monkeypatch.setattr(module, "DEPTH", 5)
     monkeypatch.setattr(module, "FASHION", module.FASHION.changed(depth=5))
-    for size, wanted in (("1M", 1e6), ("4M", 4e6), ("16M", 16e6)):
+    for size, expected in (("1M", 1e6), ("4M", 4e6), ("16M", 16e6)):
         for task in module.TASKS:
             counts = []
             for mixer in module.MIXERS[task]:
@@ -113,7 +113,7 @@ def test_models_of_a_size_have_as_many_parameters(script, monkeypatch, tmp_path)
                     model = build_model(model_config(its.recipe, 300)) if task == "text" else its._model(1, 10)
                 counts.append(sum(p.numel() for p in model.parameters()) - module.outside(task, model))
             assert all(abs(count / counts[0] - 1) < 0.01 for count in counts), (task, size, counts)
-            assert abs(counts[0] / wanted - 1) < 0.05
+            assert abs(counts[0] / expected - 1) < 0.05
 
 
 def test_a_row_that_fails_is_tried_once_more_without_kernels(script, monkeypatch):

@@ -36,9 +36,9 @@ def outcome(mixer, value, cross, options):
 @pytest.mark.parametrize("key", PADDED)
 def test_values_in_padding_reach_no_output_and_no_gradient(key, value):
     for way in ways(MIXERS[key]):
-        found, expected = (outcome(MIXERS[key], filling, *way) for filling in (value, 0.0))
+        filled, expected = (outcome(MIXERS[key], filling, *way) for filling in (value, 0.0))
         assert all(part.isfinite().all() for part in expected)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), way
+        assert all(torch.equal(a, b) for a, b in zip(filled, expected, strict=True)), way
 
 
 RECURRENT = [key for key in PADDED if MIXERS[key].capabilities.recurrent]

@@ -70,9 +70,9 @@ def test_only_the_value_map_reads_the_values(key):
     for options, cross in calls(mixer):
         source = other if cross else x
         context = other if cross else None
-        found = mixer(x, context, values=source * SCALES, **options)
-        torch.testing.assert_close(found, scaled(x, context, **options), rtol=1e-9, atol=1e-10)
-        assert not torch.allclose(found, mixer(x, context, **options)), "the values play no part"
+        output = mixer(x, context, values=source * SCALES, **options)
+        torch.testing.assert_close(output, scaled(x, context, **options), rtol=1e-9, atol=1e-10)
+        assert not torch.allclose(output, mixer(x, context, **options)), "the values play no part"
 
 
 @pytest.mark.parametrize("key", APART)
@@ -80,8 +80,8 @@ def test_values_that_are_the_keys_input_change_nothing(key):
     mixer, x, other = MIXERS[key], tokens(2, N, DIM), tokens(2, N, DIM, seed=1)
     for options, cross in calls(mixer):
         context = other if cross else None
-        found = mixer(x, context, values=(other if cross else x).clone(), **options)
-        torch.testing.assert_close(found, mixer(x, context, **options), rtol=1e-9, atol=1e-10)
+        output = mixer(x, context, values=(other if cross else x).clone(), **options)
+        torch.testing.assert_close(output, mixer(x, context, **options), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("key", [key for key in APART if MIXERS[key].capabilities.has("padding")])
@@ -90,13 +90,13 @@ def test_broken_values_in_padding_reach_nothing(key):
     x, values = (tokens(2, N, DIM, seed=seed, dtype=torch.float32) for seed in (0, 1))
 
     def outcome(filling):
-        given = [t.masked_fill(~REAL[..., None], filling).requires_grad_() for t in (x, values)]
-        y = mixer(given[0], mask=REAL, values=given[1])[REAL]
-        found = torch.autograd.grad(y.square().sum(), (*given, *mixer.parameters()), allow_unused=True)
-        return [y, *(grad for grad in found if grad is not None)]
+        leaves = [t.masked_fill(~REAL[..., None], filling).requires_grad_() for t in (x, values)]
+        y = mixer(leaves[0], mask=REAL, values=leaves[1])[REAL]
+        gradients = torch.autograd.grad(y.square().sum(), (*leaves, *mixer.parameters()), allow_unused=True)
+        return [y, *(grad for grad in gradients if grad is not None)]
 
-    for found, expected in zip(outcome(float("nan")), outcome(0.0), strict=True):
-        assert torch.equal(found, expected)
+    for gradients, expected in zip(outcome(float("nan")), outcome(0.0), strict=True):
+        assert torch.equal(gradients, expected)
 
 
 @pytest.mark.parametrize("key", ALONE)

@@ -85,8 +85,8 @@ def processes(*runs):
 
 
 def rows(out):
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in found]
+    journal = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in journal]
 
 
 def weights(out):
@@ -176,7 +176,7 @@ def test_init_takes_the_folder_of_a_converted_model(domain, data, tmp_path):
     convert(model, "pom", init="fresh")
     save_pretrained(model, tmp_path / "converted")
     run(domain, data, tmp_path / "on", ("mixer=pom", f"init={tmp_path / 'converted'}", "steps=1", "learning_rate=1e-9"))
-    found = SavedRun.of(tmp_path / "on").load().state_dict()
-    wanted = {name.replace(".mixer.mixer.", ".mixer."): value for name, value in model.state_dict().items()}
-    assert set(found) == set(wanted)
-    assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
+    weights = SavedRun.of(tmp_path / "on").load().state_dict()
+    expected = {name.replace(".mixer.mixer.", ".mixer."): value for name, value in model.state_dict().items()}
+    assert set(weights) == set(expected)
+    assert all(torch.allclose(weights[name], expected[name], atol=1e-6) for name in expected)

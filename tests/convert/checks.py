@@ -97,18 +97,18 @@ def trains(report, inputs):
     A head that reads the class token alone leaves out what the last padre does between the tokens of the grid, which the
     class token sees by their mean.
     """
-    found = gradients(report.model, inputs)
+    grads = gradients(report.model, inputs)
     ours = [
         f"{name}.{key}" if name else key
         for name, part in report.adapters.items()
         for key in dict(part.named_parameters())
     ]
     assert ours
-    assert not [key for key in ours if found[key] is None], "no gradient"
-    assert not [key for key in ours if not found[key].isfinite().all()], "a gradient that is not finite"
+    assert not [key for key in ours if grads[key] is None], "no gradient"
+    assert not [key for key in ours if not grads[key].isfinite().all()], "a gradient that is not finite"
     last, adapter = list(report.adapters.items())[-1]
     beside = f"{last}.mixer.A." if adapter.prefix else "none"
-    idle = [key for key in ours if not found[key].any() and not (key.startswith(beside) and ".inner." in key)]
+    idle = [key for key in ours if not grads[key].any() and not (key.startswith(beside) and ".inner." in key)]
     assert not idle, f"the loss does not depend on {idle}"
 
 
@@ -170,11 +170,11 @@ def checkpoints(report, inputs, enable):
     expected = gradients(report.model, inputs)
     expected = {name: None if grad is None else grad.clone() for name, grad in expected.items()}
     enable(report.model)
-    found = gradients(report.model, inputs)
+    grads = gradients(report.model, inputs)
     for name, grad in expected.items():
-        assert (grad is None) == (found[name] is None)
+        assert (grad is None) == (grads[name] is None)
         if grad is not None:
-            torch.testing.assert_close(found[name], grad)
+            torch.testing.assert_close(grads[name], grad)
 
 
 def snapshot(model):

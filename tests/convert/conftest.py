@@ -23,14 +23,14 @@ def saved(tmp_path_factory):
         model = ready(case)
         if model is None:
             continue
-        given = case.given
+        inputs = case.given
         if "bfloat16" in name:
-            model, given = model.bfloat16(), given.bfloat16()
+            model, inputs = model.bfloat16(), inputs.bfloat16()
         folders[name] = str(top / str(place))
         polymix.save_pretrained(model, folders[name], host=case.host)
-        content = {"input": given, "output": answer(model, given)[0]}
+        content = {"input": inputs, "output": answer(model, inputs)[0]}
         if getattr(model, "can_generate", bool)():
-            content["words"] = model.generate(**given, max_new_tokens=3, do_sample=False, pad_token_id=0)
+            content["words"] = model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
         torch.save(content, folders[name] + ".pt")
     old = top / "old"
     polymix.save_pretrained(own(), old)

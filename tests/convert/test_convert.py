@@ -69,9 +69,9 @@ def test_a_copy_leaves_the_model_alone():
 
 def test_what_is_kept_is_the_same_module():
     host = model()
-    kept = host[1].attn
+    attention = host[1].attn
     report = polymix.convert(host, "1:1", mixer="pom")
-    assert host[1].attn is kept
+    assert host[1].attn is attention
     assert [layer.now for layer in report.layers] == ["pom", None, "pom"]
     assert set(report.adapters) == set(report.attentions) == {"0.attn", "2.attn"}
 

@@ -29,8 +29,8 @@ def test_cvt_mixes_every_size_on_its_own_grid():
 def test_cvt_keeps_the_convolutions_that_the_mixer_has_an_input_for(mixer, lost):
     report = polymix.convert(cvt(), {"*.stages.0.*": mixer}, copy=True, input=images(32, 48))
     layer = report.layers[0]
-    kept = {key.split(".")[1] for keys in layer.inherited.values() for key in keys if "convolution" in key}
-    assert kept == {f"convolution_projection_{name}" for name in {"query", "key", "value"} - lost}
+    maps = {key.split(".")[1] for keys in layer.inherited.values() for key in keys if "convolution" in key}
+    assert maps == {f"convolution_projection_{name}" for name in {"query", "key", "value"} - lost}
     assert {key.split(".")[1] for key in layer.dropped if "convolution" in key} == {
         f"convolution_projection_{name}" for name in lost
     }  # fmt: skip
@@ -54,9 +54,9 @@ def test_what_cvt_s_mixers_read(mixer):
     with torch.no_grad():
         grid = {"grid": (4, 6)} if adapter.mixer.capabilities.grids else {}
         if mixer in ("qt", "linear"):
-            wanted = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
+            expected = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
         elif mixer == "pom":
-            wanted = adapter.mixer(read("query", 1), read("value", 2))
+            expected = adapter.mixer(read("query", 1), read("value", 2))
         else:
-            wanted = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
-        checks.near([adapter(x, 4, 6)], [wanted])
+            expected = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
+        checks.near([adapter(x, 4, 6)], [expected])

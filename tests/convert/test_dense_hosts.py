@@ -236,8 +236,8 @@ def test_what_cannot_be_converted_says_why(build, plan, why):
 
 def test_a_report_says_why_attention_is_kept():
     report = polymix.convert(deformable_detr(), "qt", input=image(64, 96))
-    kept = {name.partition(" ")[2] for name in report.left_out}
-    assert kept == {"(DeformableDetrMultiscaleDeformableAttention)"}
+    classes = {name.partition(" ")[2] for name in report.left_out}
+    assert classes == {"(DeformableDetrMultiscaleDeformableAttention)"}
     assert "places that each query chooses" in report.refusals["DeformableDetrMultiscaleDeformableAttention"]
     assert "DeformableDetrMultiscaleDeformableAttention is kept: deformable attention" in str(report)
 

@@ -108,22 +108,22 @@ def test_the_host_s_processors_are_set_where_attention_is_left():
 
 
 def test_pixart_with_softmax_is_the_pixart_with_captions_hidden_in_part():
-    given = captioned()
-    report = same_as_host(pixart(), given, input=given)
+    inputs = captioned()
+    report = same_as_host(pixart(), inputs, input=inputs)
     assert [part.name for part in report.layers] == ["transformer_blocks.0.attn1", "transformer_blocks.0.attn2"]
 
 
 @pytest.mark.parametrize("mixer", ["padre", "poly_nl"])
 def test_pixart_converts_with_a_mixer_for_images_and_one_for_captions(mixer):
-    given = captioned()
+    inputs = captioned()
     plan = {"*.attn1": mixer, "*.attn2": "qt"}
-    report = converts(pixart(), plan, given, input=given)
+    report = converts(pixart(), plan, inputs, input=inputs)
     assert report.adapters["transformer_blocks.0.attn1"].grid == (4, 4)
     assert report.adapters["transformer_blocks.0.attn2"].grid is None
     other = torch.where(KEPT[..., None] == 1, CONTEXT, 9.0)
-    ignores(report.model, given, captioned(other))
-    survives(report.model, given, backend=None)
-    undoes(pixart(), plan, given)
+    ignores(report.model, inputs, captioned(other))
+    survives(report.model, inputs, backend=None)
+    undoes(pixart(), plan, inputs)
 
 
 def test_a_mixer_without_contexts_is_an_error():
@@ -135,20 +135,20 @@ def test_a_mixer_without_contexts_is_an_error():
 
 @UNET
 def test_within_a_unet_with_softmax():
-    given = {"hidden_states": torch.randn(2, 16, 4, 6), "encoder_hidden_states": CONTEXT}
-    same_as_host(within_unet(), given, input=given)
+    inputs = {"hidden_states": torch.randn(2, 16, 4, 6), "encoder_hidden_states": CONTEXT}
+    same_as_host(within_unet(), inputs, input=inputs)
 
 
 @UNET
 def test_within_a_unet_the_grid_is_that_of_the_feature_map():
-    given = {"hidden_states": torch.randn(2, 16, 4, 6), "encoder_hidden_states": CONTEXT}
+    inputs = {"hidden_states": torch.randn(2, 16, 4, 6), "encoder_hidden_states": CONTEXT}
     plan = {"*.attn1": "padre", "*.attn2": "pom"}
-    report = converts(within_unet(), plan, given, input=given)
+    report = converts(within_unet(), plan, inputs, input=inputs)
     assert report.adapters["transformer_blocks.0.attn1"].grid == (4, 6)
-    answer(report.model, {**given, "hidden_states": torch.randn(2, 16, 6, 2)})
+    answer(report.model, {**inputs, "hidden_states": torch.randn(2, 16, 6, 2)})
     assert report.model.transformer_blocks[0].attn1.current_grid == (6, 2)
     refuses(within_unet(), plan, OptionError, "attn1 .*grid.*does not state")
-    undoes(within_unet(), plan, given, input=given)
+    undoes(within_unet(), plan, inputs, input=inputs)
 
 
 # The layer alone
@@ -172,12 +172,12 @@ def test_options_of_the_layer(options):
     ids=["padding", "scores", "past", "any"],
 )
 def test_masks_mean_what_they_meant(mask):
-    given = {"hidden_states": X, "attention_mask": mask}
-    same_as_host(layer(), given, input=given)
+    inputs = {"hidden_states": X, "attention_mask": mask}
+    same_as_host(layer(), inputs, input=inputs)
     report = polymix.convert(layer(), "softmax")
     if mask.shape[1] == 1:
         flat = {"hidden_states": X, "attention_mask": mask[:, 0]}
-        identical(answer(report.model, flat), answer(report.model, given))
+        identical(answer(report.model, flat), answer(report.model, inputs))
 
 
 def test_masks_that_no_mixer_has_a_place_for_are_errors():

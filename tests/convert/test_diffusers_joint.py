@@ -132,8 +132,8 @@ def test_a_mixer_that_reads_tokens_leaves_the_maps_to_queries_keys_and_values_ou
     parts = {name for name, part in report.adapters["transformer_blocks.0.attn"].named_modules() if name}
     assert not [name for name in parts if isinstance(report.model.get_submodule(f"transformer_blocks.0.attn.{name}"),
                                                      nn.Linear) and "to_q" in name]  # fmt: skip
-    kept = polymix.convert(awake(flux()), "qt", input=flux_call()).layers[0]
-    assert "image_rotary_emb" not in kept.dropped, "a mixer of queries and keys gets them turned"
+    layer = polymix.convert(awake(flux()), "qt", input=flux_call()).layers[0]
+    assert "image_rotary_emb" not in layer.dropped, "a mixer of queries and keys gets them turned"
 
 
 def test_it_is_distilled_one_layer_after_another():

@@ -212,8 +212,8 @@ def test_every_image_has_its_own_grid(name):
 def test_sam_s_windows_kept_and_merged(name):
     host = HOSTS[name]
     inputs = host.inputs()
-    kept = polymix.convert(host.build(), "poly_sa", copy=True, drop=host.drop)
-    grids = [part.mixer.config.grid for part in kept.adapters.values()]
+    report = polymix.convert(host.build(), "poly_sa", copy=True, drop=host.drop)
+    grids = [part.mixer.config.grid for part in report.adapters.values()]
     assert grids == [(3, 3), (8, 8)], "the first layer has windows of 3 × 3, the second sees the map"
     merged = converts(host.build(), "poly_sa", inputs, windows="merge", input=inputs, drop=host.drop)
     assert [part.mixer.config.grid for part in merged.adapters.values()] == [(8, 8), (8, 8)]

@@ -107,8 +107,8 @@ def test_it_learns(mixer):
     with torch.no_grad():
         for name, p in report.model.named_parameters():
             p -= 1e-3 * first[name].sign()
-    found = gradients(report.model, IMAGES)
-    assert all(found[f"layer3.1.inserted_before.{name}"].any() for name, _ in report.block.named_parameters())
+    grads = gradients(report.model, IMAGES)
+    assert all(grads[f"layer3.1.inserted_before.{name}"].any() for name, _ in report.block.named_parameters())
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_before_a_module_that_is_called_by_keyword_and_after_one_that_returns_se
     before = polymix.insert(model, "last", "pom")
     identical(answer(model, X), expected)
     for report in (after, before):
-        kept = answer(model, X)
-        assert not torch.equal(answer(opened(report).model, X)[0], kept[0])
+        output = answer(model, X)
+        assert not torch.equal(answer(opened(report).model, X)[0], output[0])
 
 
 def test_after_a_module_that_returns_a_dict():

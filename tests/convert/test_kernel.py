@@ -70,8 +70,8 @@ KINDS = [Own, DefinedAttention]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_softmax_is_the_layer_with_its_masks(kind):
-    given = padded()
-    same_as_host(Model(kind), given, input=given, of=lambda y: y[given["padding"]])
+    inputs = padded()
+    same_as_host(Model(kind), inputs, input=inputs, of=lambda y: y[inputs["padding"]])
     same_as_host(Model(kind), X, input=X)
 
 

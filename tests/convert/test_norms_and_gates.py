@@ -59,8 +59,8 @@ def test_softmax_is_the_layer_under_masks(name):
 def test_every_mixer_of_queries_keys_and_values_keeps_them(mixer):
     model = stirred(vit(qk_norm=True, scale_attn_norm=True))
     report = polymix.convert(model, mixer)
-    kept = dict(report.model.blocks[0].attn.named_parameters())
-    assert {"layer.q_norm.weight", "layer.k_norm.bias", "layer.norm.weight"} <= set(kept)
+    weights = dict(report.model.blocks[0].attn.named_parameters())
+    assert {"layer.q_norm.weight", "layer.k_norm.bias", "layer.norm.weight"} <= set(weights)
     assert not report.layers[0].dropped
     accounts(report)
     trains(report, IMAGES)

@@ -73,8 +73,8 @@ def inputs():
 
 
 def test_softmax_gives_the_librarys_output_with_its_masks(library):
-    given = inputs()
-    same_as_host(library.Model(), given, of=lambda y: y[given["padding"]])
+    example = inputs()
+    same_as_host(library.Model(), example, of=lambda y: y[example["padding"]])
 
 
 @pytest.mark.parametrize("mixer", [name for name in MIXERS if name not in ("padre", "poly_sa")])

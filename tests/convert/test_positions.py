@@ -53,8 +53,8 @@ def alone(mixer, **options):
     """Attention converted on a call with separate values, in float64: the adapter, which is the whole model."""
     x, p = SRC.double(), POS.double()
     module = stirred(nn.MultiheadAttention(DIM, HEADS, batch_first=True).double())
-    given = {"input": (x + p, x + p, x), "grid": (3, 4), **options}
-    return polymix.convert(module, mixer, **given).model.eval(), x, x + p
+    call = {"input": (x + p, x + p, x), "grid": (3, 4), **options}
+    return polymix.convert(module, mixer, **call).model.eval(), x, x + p
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -92,9 +92,9 @@ def test_cross_attention_reads_what_was_chosen(mixer):
         "all": lambda layer: layer.mixer(queries, placed, mask=~HIDDEN),
         "drop": lambda layer: layer.mixer(queries, x, mask=~HIDDEN),
     }.items():
-        given = (queries, placed, x, HIDDEN)
-        report = polymix.convert(module, mixer, copy=True, input=given, positions=choice)
-        torch.testing.assert_close(report.model(*given)[0], expected(report.model))
+        inputs = (queries, placed, x, HIDDEN)
+        report = polymix.convert(module, mixer, copy=True, input=inputs, positions=choice)
+        torch.testing.assert_close(report.model(*inputs)[0], expected(report.model))
         assert report.layers[0].positions == (choice or "values")
 
 
@@ -197,8 +197,8 @@ def test_a_pattern_reads_the_context_of_cross_attention():
         ("abc", "all", lambda mixer: mixer(queries, (placed, placed), mask=(~HIDDEN, ~HIDDEN))),
     ):
         config = polymix.PadreConfig(degree=len(pattern), pattern=pattern)
-        given = (queries, placed, x, HIDDEN)
-        layer = polymix.convert(module, config, copy=True, input=given, positions=choice).model
-        torch.testing.assert_close(layer(*given)[0], expected(layer.mixer))
+        inputs = (queries, placed, x, HIDDEN)
+        layer = polymix.convert(module, config, copy=True, input=inputs, positions=choice).model
+        torch.testing.assert_close(layer(*inputs)[0], expected(layer.mixer))
     self_attention = polymix.convert(module, config, copy=True, positions="values").model
     torch.testing.assert_close(self_attention(placed, placed, x)[0], self_attention.mixer(placed, (placed, x)))

@@ -112,8 +112,8 @@ def test_windows_that_were_merged(tmp_path):
         num_heads=(2, 2), num_classes=3,
     )  # fmt: skip
     for windows in ("keep", "merge"):
-        given = {"windows": windows, "input": images(16), "drop": ("position_bias",)}
-        report = polymix.convert(stirred(model), "padre" if windows == "merge" else "pom", copy=True, **given)
+        options = {"windows": windows, "input": images(16), "drop": ("position_bias",)}
+        report = polymix.convert(stirred(model), "padre" if windows == "merge" else "pom", copy=True, **options)
         loaded = round_trip(report.model.eval(), tmp_path)
         assert torch.equal(answer(loaded, images(16))[0], answer(report.model, images(16))[0])
 
@@ -204,14 +204,14 @@ def test_plain_values_survive_json(value):
 def test_what_the_caller_has_set_plays_no_part(saved, tmp_path):
     """A default dtype or device of the process that saves or loads."""
     case = "GPT-2, tied weights" if "GPT-2, tied weights" in saved[0] else "own"
-    given = torch.load(saved[0][case] + ".pt")
+    arrays = torch.load(saved[0][case] + ".pt")
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
             polymix.save_pretrained(polymix.load_pretrained(saved[0][case]), tmp_path)
             model = polymix.load_pretrained(tmp_path)
-        found = answer(model, given["input"])[0]
+        answers = answer(model, arrays["input"])[0]
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, given["output"])
+    assert answers.dtype == torch.float32
+    torch.testing.assert_close(answers, arrays["output"])

@@ -217,13 +217,13 @@ MASKS = {
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_padding_is_honoured(kind):
-    given, other = ({"x": padded(fill), "attn_mask": MASKS[kind]} for fill in (0.5, -3.0))
-    same_as_host(vit(), given)
+    inputs, other = ({"x": padded(fill), "attn_mask": MASKS[kind]} for fill in (0.5, -3.0))
+    same_as_host(vit(), inputs)
     for mixer in ("padre", "pom", "qt", "poly_nl"):
-        model = polymix.convert(stirred(vit()), mixer, input=given).model
-        ignores(model, given, other)
+        model = polymix.convert(stirred(vit()), mixer, input=inputs).model
+        ignores(model, inputs, other)
         with pytest.raises(AssertionError):  # what stood there does matter without a mask
-            ignores(model, {"x": given["x"]}, {"x": other["x"]})
+            ignores(model, {"x": inputs["x"]}, {"x": other["x"]})
 
 
 def test_order_and_other_masks():

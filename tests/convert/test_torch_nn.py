@@ -110,9 +110,9 @@ def scattered():
 )  # fmt: skip
 @MISMATCHED
 def test_masks_mean_what_they_meant(masks):
-    given = {"query": X, "key": X, "value": X, **masks}
-    same_as_host(attention(), given, of=first)
-    same_as_host(attention(), given, of=first, input=given)
+    inputs = {"query": X, "key": X, "value": X, **masks}
+    same_as_host(attention(), inputs, of=first)
+    same_as_host(attention(), inputs, of=first, input=inputs)
 
 
 @MISMATCHED
@@ -201,20 +201,20 @@ def test_encoder_with_softmax_is_the_encoder(options):
 
 @NESTED
 def test_encoder_with_padding_is_the_encoder_on_real_tokens():
-    given = {"src": X, "src_key_padding_mask": HIDDEN}
-    same_as_host(encoder(), given, of=real)
-    same_as_host(encoder(nested=False), given, of=real, input=given)
+    inputs = {"src": X, "src_key_padding_mask": HIDDEN}
+    same_as_host(encoder(), inputs, of=real)
+    same_as_host(encoder(nested=False), inputs, of=real, input=inputs)
 
 
 @NESTED
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_encoder_converts(mixer):
-    given = {"src": X, "src_key_padding_mask": HIDDEN}
+    inputs = {"src": X, "src_key_padding_mask": HIDDEN}
     options = FITS.get(mixer, {})
     report = converts(encoder(), mixer, X, input=X, **options)
     if mixer != "poly_sa":  # whose row and column sums take no padding
-        trains(report, given)
-        ignores(report.model, given, {**given, "src": torch.where(HIDDEN[..., None], 9.0, X)}, of=real)
+        trains(report, inputs)
+        ignores(report.model, inputs, {**inputs, "src": torch.where(HIDDEN[..., None], 9.0, X)}, of=real)
     survives(report.model, X, backend="eager" if mixer == "padre" else None)
     undoes(encoder(), mixer, X, **options)
     assert all(layer.error < 2 for layer in report.layers), "scaled to the attention's output"
@@ -273,8 +273,8 @@ def test_one_sequence_model_that_hides_the_future():
     later[:, 4:] += 1
     for mixer in ("padre", "pom", "qt", "softmax"):
         model = swapped(encoder(), mixer, causal=True).model
-        given = [{"src": x, "mask": PAST(TOKENS), "is_causal": True} for x in (X, later)]
-        ignores(model, *given, of=lambda y: y[:, :4])
+        inputs = [{"src": x, "mask": PAST(TOKENS), "is_causal": True} for x in (X, later)]
+        ignores(model, *inputs, of=lambda y: y[:, :4])
     refuses(
         encoder(), "poly_nl", CapabilityError, r"layers.0.self_attn .*causal order, which this poly_nl", causal=True
     )
@@ -292,44 +292,44 @@ def test_an_order_that_a_mixer_does_not_have_is_an_error_of_the_call():
 @MISMATCHED
 def test_decoder_with_softmax_is_the_decoder():
     memory = torch.randn(2, 5, DIM)
-    given = {"tgt": X, "memory": memory, "tgt_mask": PAST(TOKENS)}
-    report = same_as_host(decoder(), given, input=given)
+    inputs = {"tgt": X, "memory": memory, "tgt_mask": PAST(TOKENS)}
+    report = same_as_host(decoder(), inputs, input=inputs)
     assert len(report.layers) == 4
     hidden = torch.tensor([[False] * 5, [False, False, True, True, True]])
-    same_as_host(decoder(), {**given, "memory_key_padding_mask": hidden, "tgt_key_padding_mask": HIDDEN}, of=real)
+    same_as_host(decoder(), {**inputs, "memory_key_padding_mask": hidden, "tgt_key_padding_mask": HIDDEN}, of=real)
 
 
 @pytest.mark.parametrize("mixer", ["qt", "pom"])
 def test_decoder_converts(mixer):
-    given = {"tgt": X, "memory": torch.randn(2, 5, DIM), "tgt_mask": PAST(TOKENS), "tgt_is_causal": True}
-    report = converts(decoder(), mixer, given, input=given)
+    inputs = {"tgt": X, "memory": torch.randn(2, 5, DIM), "tgt_mask": PAST(TOKENS), "tgt_is_causal": True}
+    report = converts(decoder(), mixer, inputs, input=inputs)
     later = X.clone()
     later[:, 4:] += 1
-    ignores(report.model, given, {**given, "tgt": later}, of=lambda y: y[:, :4])
-    survives(report.model, given, backend=None)
-    undoes(decoder(), mixer, given)
+    ignores(report.model, inputs, {**inputs, "tgt": later}, of=lambda y: y[:, :4])
+    survives(report.model, inputs, backend=None)
+    undoes(decoder(), mixer, inputs)
 
 
 def test_decoder_with_one_mixer_for_order_and_another_for_the_context():
-    given = {"tgt": X, "memory": torch.randn(2, 5, DIM), "tgt_mask": PAST(TOKENS)}
+    inputs = {"tgt": X, "memory": torch.randn(2, 5, DIM), "tgt_mask": PAST(TOKENS)}
     plan = {"layers.*.self_attn": "padre", "layers.*.multihead_attn": "pom"}
-    converts(decoder(), plan, given)
+    converts(decoder(), plan, inputs)
     refuses(decoder(), "padre", CapabilityError, r"layers.0.multihead_attn .*a separate context")
 
 
 def test_a_decoder_without_order_has_to_be_announced():
     """DETR's queries see each other: no mask, so that a mixer built causal is not asked in silence."""
-    given = {"tgt": X, "memory": torch.randn(2, 5, DIM)}
+    inputs = {"tgt": X, "memory": torch.randn(2, 5, DIM)}
     plan = {"layers.*.self_attn": "padre"}
-    refuses(decoder(), plan, PolymixError, r"layers.0.self_attn .*built causal", input=given)
-    converts(decoder(), plan, given, causal=False, input=given)
+    refuses(decoder(), plan, PolymixError, r"layers.0.self_attn .*built causal", input=inputs)
+    converts(decoder(), plan, inputs, causal=False, input=inputs)
 
 
 def test_the_whole_transformer():
     model = nn.Transformer(DIM, HEADS, 1, 1, 24, dropout=0.0, batch_first=True)
-    given = {"src": torch.randn(2, 5, DIM), "tgt": X, "tgt_mask": PAST(TOKENS)}
-    same_as_host(model, given)
-    report = converts(model, {"encoder.*": "padre", "decoder.*": "pom"}, given, input=given)
+    inputs = {"src": torch.randn(2, 5, DIM), "tgt": X, "tgt_mask": PAST(TOKENS)}
+    same_as_host(model, inputs)
+    report = converts(model, {"encoder.*": "padre", "decoder.*": "pom"}, inputs, input=inputs)
     assert [layer.now for layer in report.layers] == ["padre", "pom", "pom"]
 
 

@@ -41,13 +41,13 @@ def _without_gradients():
 def test_generation_from_the_cache_is_generation_without(host, plan, options):
     model = converted(host, plan, **options)
     for beams in (1, 3):  # beams change their places in the cache
-        found = generate(model, num_beams=beams)
-        assert torch.equal(found, generate(model, num_beams=beams, use_cache=False))
-    found = generate(model)[:, TOKENS:]
-    assert len(set(found.flatten().tolist())) > 2, "too dull a model to tell anything"
+        generated = generate(model, num_beams=beams)
+        assert torch.equal(generated, generate(model, num_beams=beams, use_cache=False))
+    generated = generate(model)[:, TOKENS:]
+    assert len(set(generated.flatten().tolist())) > 2, "too dull a model to tell anything"
     alone = [generate(model, None, IDS[i : i + 1, LEFT[i].bool()])[0, -7:] for i in range(BATCH)]
-    assert torch.equal(torch.stack(alone), found), "what a row is padded with plays a part"
-    assert torch.equal(generate(model, prefill_chunk_size=4)[:, TOKENS:], found)
+    assert torch.equal(torch.stack(alone), generated), "what a row is padded with plays a part"
+    assert torch.equal(generate(model, prefill_chunk_size=4)[:, TOKENS:], generated)
 
 
 @pytest.mark.parametrize(("plan", "options"), CACHED, ids=str)
@@ -58,7 +58,7 @@ def test_any_split_into_calls_gives_the_logits_of_one(plan, options):
         model.config._attn_implementation = impl
         for mask in (None, LEFT, RIGHT, HOLES):
             whole = model(**given(attention_mask=mask)).logits
-            kept = slice(None) if mask is None else mask.bool()
+            tokens = slice(None) if mask is None else mask.bool()
             for splits in ((4, 9), (1, 2, 8, 9)):
                 cache, parts, first = None, [], 0
                 for last in splits:
@@ -67,7 +67,7 @@ def test_any_split_into_calls_gives_the_logits_of_one(plan, options):
                     cache, first = output.past_key_values, last
                     parts.append(output.logits)
                     assert cache.get_seq_length() == last
-                checks.near([torch.cat(parts, 1)[kept]], [whole[kept]])
+                checks.near([torch.cat(parts, 1)[tokens]], [whole[tokens]])
 
 
 def test_the_cache_does_not_grow():

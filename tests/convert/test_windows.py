@@ -93,8 +93,8 @@ def test_each_region_is_mixed_alone(library, mixer):
     for size in ((8, 8), (6, 11), (12, 5)):
         x = torch.randn(2, *size, 16, dtype=torch.float64)
         with torch.no_grad():
-            wanted = region_by_region(adapter.mixer, x, library != "timm")
-            near([layer_on_map(library, model, x)], [wanted], 1e-11)
+            expected = region_by_region(adapter.mixer, x, library != "timm")
+            near([layer_on_map(library, model, x)], [expected], 1e-11)
 
 
 def test_regions_as_ids_and_as_rectangles_are_the_same():
@@ -148,8 +148,8 @@ def test_merged_windows_of_transformers_see_the_map():
     ).model
     mixer, x = model.get_submodule(LAYERS["transformers"]).mixer, torch.randn(2, 6, 11, 16, dtype=torch.float64)
     with torch.no_grad():
-        wanted = mixer(x.flatten(1, 2), grid=(6, 11)).view(x.shape)
-        near([layer_on_map("transformers", model, x)], [wanted], 1e-11)
+        expected = mixer(x.flatten(1, 2), grid=(6, 11)).view(x.shape)
+        near([layer_on_map("transformers", model, x)], [expected], 1e-11)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (40, 56)])

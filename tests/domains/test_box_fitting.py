@@ -38,16 +38,16 @@ def test_the_short_and_the_long_side_are_the_published_ones():
 
 def test_a_mirrored_picture_keeps_its_objects():
     pixels, target = marked(20, 30, (3, 4, 10, 12))
-    found, moved = mirror(pixels, target)
-    assert moved["boxes"].tolist() == [[20, 4, 27, 12]] and shown(found) == [20, 4, 27, 12]
-    assert torch.equal(moved["masks"][0], found[0] > 127)
+    mirrored, moved = mirror(pixels, target)
+    assert moved["boxes"].tolist() == [[20, 4, 27, 12]] and shown(mirrored) == [20, 4, 27, 12]
+    assert torch.equal(moved["masks"][0], mirrored[0] > 127)
 
 
 def test_a_crop_cuts_boxes_and_leaves_lost_objects_out():
     pixels, target = marked(40, 60, (5, 5, 25, 25), (50, 30, 58, 38))
-    found, kept = crop(pixels, target, (10, 0, 40, 30))
-    assert kept["boxes"].tolist() == [[0, 5, 15, 25]] == [shown(found)] and kept["labels"].tolist() == [0]
-    assert kept["area"].item() == pytest.approx(300) and torch.equal(kept["masks"][0], found[0] > 127)
+    cropped, inside = crop(pixels, target, (10, 0, 40, 30))
+    assert inside["boxes"].tolist() == [[0, 5, 15, 25]] == [shown(cropped)] and inside["labels"].tolist() == [0]
+    assert inside["area"].item() == pytest.approx(300) and torch.equal(inside["masks"][0], cropped[0] > 127)
     assert not len(crop(pixels, target, (30, 0, 45, 20))[1]["boxes"])
 
 

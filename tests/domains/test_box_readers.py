@@ -88,8 +88,8 @@ def test_a_mistake_is_named_before_training_and_can_be_skipped(name, tmp_path):
     assert text in str(caught.value) and str(folder / "annotations" / "instances_train2017.json") in str(caught.value)
     assert any(text in line for line in data.check(folder, masks=of_mask))
     said = []
-    kept = data.load(recipe.changed(broken="skip"), tmp_path / "scratch", said.append)
-    assert len(kept.train) >= 1 and "Left out" in said[0]
+    loaded = data.load(recipe.changed(broken="skip"), tmp_path / "scratch", said.append)
+    assert len(loaded.train) >= 1 and "Left out" in said[0]
     if of_mask:
         boxes = data.load(DetectRecipe(data=str(folder)), tmp_path / "scratch", print)
         assert len(boxes.train) == 2 and data.check(folder) == [], "detection does not read masks"
@@ -223,8 +223,8 @@ def test_one_json_beside_one_folder(tmp_path):
         photo(tmp_path / "pictures" / f"{i}.png")
     (tmp_path / "some.json").write_text(json.dumps(content))
     recipe = DetectRecipe(annotations=tmp_path / "some.json", images=tmp_path / "pictures")
-    found = data.load(recipe, tmp_path, print)
-    assert (len(found.train), len(found.test)) == (2, 1) and found.classes == ("car", "toothbrush")
+    loaded = data.load(recipe, tmp_path, print)
+    assert (len(loaded.train), len(loaded.test)) == (2, 1) and loaded.classes == ("car", "toothbrush")
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])

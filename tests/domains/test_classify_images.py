@@ -123,8 +123,8 @@ def test_folders_that_cannot_be_used(tmp_path, monkeypatch):
 def test_grey_images_of_more_than_a_byte_keep_their_shades(tmp_path, values, dtype, wanted, suffix):
     """Converted by Pillow alone everything above 255 is white: every image of a 16-bit folder looked the same."""
     Image.fromarray(np.array(values, dtype)).save(tmp_path / f"grey.{suffix}")
-    found = middle_square(read_picture(tmp_path / f"grey.{suffix}"), 2)[0].tolist()
-    assert np.abs(np.array(found) - np.array(wanted)).max() <= 1
+    middle = middle_square(read_picture(tmp_path / f"grey.{suffix}"), 2)[0].tolist()
+    assert np.abs(np.array(middle) - np.array(wanted)).max() <= 1
 
 
 def test_photos_of_phones_are_read_where_the_package_is_there(folder, monkeypatch):

@@ -130,9 +130,9 @@ def test_tokens_answer_for_the_object_whose_centre_is_near():
     rows, columns = torch.meshgrid(torch.arange(4) + 0.5, torch.arange(4) + 0.5, indexing="ij")
     centres = torch.stack((columns, rows), -1).view(-1, 2) * 8
     boxes = torch.tensor([[0.0, 0, 32, 32], [1, 1, 7, 7], [25, 26, 27, 28]])
-    found = assign(centres, boxes, 8).view(4, 4)
-    assert found[1:3, 1:3].eq(0).all() and found[0, 0] == 1 and found[3, 3] == 2, "small ones have a token too"
-    assert (found >= 0).sum() == 6 and assign(centres, boxes[:0], 8).eq(-1).all()
+    assigned = assign(centres, boxes, 8).view(4, 4)
+    assert assigned[1:3, 1:3].eq(0).all() and assigned[0, 0] == 1 and assigned[3, 3] == 2, "small ones have a token too"
+    assert (assigned >= 0).sum() == 6 and assign(centres, boxes[:0], 8).eq(-1).all()
 
 
 def test_the_loss_falls_to_the_truth_and_leaves_crowds_out():
@@ -156,10 +156,10 @@ def test_the_loss_falls_to_the_truth_and_leaves_crowds_out():
 def test_choose_drops_the_weaker_of_two_boxes_of_a_class():
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]])
     logits = torch.tensor([[3.0, -9], [2, 1], [-9, 0]])
-    found = choose(logits, boxes)
-    strong = found["scores"] > 0.1
-    assert found["labels"][strong].tolist() == [0, 1, 1]
-    assert found["boxes"][strong].tolist() == [[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]]
+    chosen = choose(logits, boxes)
+    strong = chosen["scores"] > 0.1
+    assert chosen["labels"][strong].tolist() == [0, 1, 1]
+    assert chosen["boxes"][strong].tolist() == [[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]]
 
 
 def test_fit_keeps_the_shape_and_moves_the_boxes():
@@ -179,12 +179,12 @@ def test_average_precision_of_perfect_and_of_shifted_boxes():
     mask = torch.zeros(2, 50, 50, dtype=torch.bool)
     mask[0, :10, :10] = mask[1, 20:40, 20:40] = True
     exact = {**truth, "scores": torch.tensor([0.9, 0.8]), "masks": mask}
-    found = average_precision([exact], [{**truth, "masks": mask}], masks=True)
-    assert found["AP"] == found["mask_AP"] == 1 and found["classes"] == {0: 1.0, 1: 1.0}
-    assert found["AP_large"] is None is found["mask_AP_medium"], "no object of that size: not -1"
+    precision = average_precision([exact], [{**truth, "masks": mask}], masks=True)
+    assert precision["AP"] == precision["mask_AP"] == 1 and precision["classes"] == {0: 1.0, 1: 1.0}
+    assert precision["AP_large"] is None is precision["mask_AP_medium"], "no object of that size: not -1"
     shifted = {**exact, "boxes": truth["boxes"] + torch.tensor([3.0, 0, 3, 0])}  # IoU 7/13 and 17/23
-    found = average_precision([shifted], [truth])
-    assert found["AP50"] == 1 and found["AP75"] == 0 and found["AP"] == pytest.approx((0.1 + 0.5) / 2)
+    precision = average_precision([shifted], [truth])
+    assert precision["AP50"] == 1 and precision["AP75"] == 0 and precision["AP"] == pytest.approx((0.1 + 0.5) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +201,8 @@ def test_a_run_measures_draws_and_predicts(run, tmp_path):
     saved = SavedRun.of(run)
     assert {"metrics", "classes"} <= set(saved.measure())
     picture = next((run / "data").glob("digits-*/val/*.png"))
-    found = saved.predict([picture], tmp_path)
-    assert (tmp_path / found[0]["picture"]).stat().st_size > 1000 and found[0]["file"] == str(picture)
+    predictions = saved.predict([picture], tmp_path)
+    assert (tmp_path / predictions[0]["picture"]).stat().st_size > 1000 and predictions[0]["file"] == str(picture)
 
 
 def test_the_threshold_is_the_user_s(run, tmp_path, capsys):

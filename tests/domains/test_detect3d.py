@@ -52,13 +52,13 @@ def change(root, table, edit):
 
 
 def samples(part, known):
-    found = []
+    read = []
     for sample in known:
         rows = sample[part]
         boxes = numpy.array([[math.nan if v is None else v for v in row["box"]] for row in rows])
         names, attributes = (numpy.array([row[key] for row in rows]) for key in ("name", "attribute"))
-        found.append(Sample(boxes, names, attributes, numpy.array([row.get("score", 0.0) for row in rows])))
-    return found
+        read.append(Sample(boxes, names, attributes, numpy.array([row.get("score", 0.0) for row in rows])))
+    return read
 
 
 def test_the_score_is_that_of_nuscenes_devkit():
@@ -67,9 +67,9 @@ def test_the_score_is_that_of_nuscenes_devkit():
     metrics, rows = detection_score(samples("truths", known), samples("found", known), list(expected["classes"]))
     assert metrics == pytest.approx(expected["metrics"], abs=1e-9)
     for row in rows:
-        wanted = expected["classes"][row["name"]]
-        assert {key: row[key] for key in wanted} == pytest.approx(wanted, abs=1e-9), row["name"]
-        assert set(row) == {*wanted, "name", "AP"}
+        figures = expected["classes"][row["name"]]
+        assert {key: row[key] for key in figures} == pytest.approx(figures, abs=1e-9), row["name"]
+        assert set(row) == {*figures, "name", "AP"}
 
 
 def one(**changes):
@@ -82,8 +82,8 @@ def test_a_perfect_prediction_scores_one_and_known_mistakes_cost_what_they_say()
     assert detection_score(one(), one(), ["car"])[0]["NDS"] == pytest.approx(1.0)
     moved = one(box=[10.3, 0.4, 0, 4, 2, 3.0, 0.5 + math.pi, 1, 2], attribute="vehicle.parked")
     metrics = detection_score(one(), moved, ["car"])[0]
-    wanted = {"mAP": 0.75, "ATE": 0.5, "ASE": 0.5, "AOE": math.pi, "AVE": 2.0, "AAE": 1.0, "NDS": 0.475}
-    assert metrics == pytest.approx(wanted), "0.5 m is not below 0.5 m"
+    expected = {"mAP": 0.75, "ATE": 0.5, "ASE": 0.5, "AOE": math.pi, "AVE": 2.0, "AAE": 1.0, "NDS": 0.475}
+    assert metrics == pytest.approx(expected), "0.5 m is not below 0.5 m"
 
 
 def test_objects_beyond_the_range_and_without_points_do_not_count():
@@ -139,9 +139,9 @@ def test_results_in_nuscenes_format_are_the_annotations_again(drives, tmp_path):
     nuscenes.write_results(tmp_path / "out.json", [(frame, row)], nuscenes.CLASSES)
     content = json.loads((tmp_path / "out.json").read_text())
     rows = json.loads((drives / "v1.0-synthetic" / "sample_annotation.json").read_text())
-    wanted = [row for row in rows if row["sample_token"] == frame.token]
+    expected = [row for row in rows if row["sample_token"] == frame.token]
     assert content["meta"]["use_lidar"] is True
-    for mine, theirs, name in zip(content["results"][frame.token], wanted, frame.objects.attributes, strict=True):
+    for mine, theirs, name in zip(content["results"][frame.token], expected, frame.objects.attributes, strict=True):
         assert mine["translation"] == pytest.approx(theirs["translation"], abs=1e-3)
         assert mine["size"] == pytest.approx(theirs["size"], abs=1e-4) and mine["attribute_name"] == name
         assert abs(numpy.dot(mine["rotation"], theirs["rotation"])) == pytest.approx(1, abs=1e-6)
@@ -177,8 +177,8 @@ def test_kitti_labels_are_read_into_the_lidars_frame_and_written_back(kitti_set,
     train_, test = kitti.list_frames(kitti_set, 1, Problems())
     assert (len(train_), len(test)) == (4, 1)
     objects = train_[0].objects
-    wanted = [28.49 + 0.27, 6.53 + 0.01, -(2.39 - 1.67 / 2) - 0.08, 3.69, 1.87, 1.67, -1.57 - math.pi / 2]
-    assert objects.boxes[0, :7] == pytest.approx(wanted, abs=1e-4) and objects.points[0] == 40
+    expected = [28.49 + 0.27, 6.53 + 0.01, -(2.39 - 1.67 / 2) - 0.08, 3.69, 1.87, 1.67, -1.57 - math.pi / 2]
+    assert objects.boxes[0, :7] == pytest.approx(expected, abs=1e-4) and objects.points[0] == 40
     row = {"boxes": torch.from_numpy(objects.boxes), "scores": torch.tensor([0.5]), "labels": torch.tensor([0])}
     kitti.write_labels(tmp_path / "out.txt", train_[0], row, kitti.CLASSES)
     words, true = (tmp_path / "out.txt").read_text().split(), LABEL.splitlines()[0].split()
@@ -206,8 +206,8 @@ def test_vans_and_regions_without_labels_count_neither_for_nor_against(kitti_set
     boxes = numpy.stack([objects.boxes[0], objects.ignored.boxes[0], ahead, beside, objects.ignored.boxes[0]]).astype(
         float
     )
-    found = Sample(boxes, numpy.array(["car"] * 4 + ["cyclist"]), numpy.array([""] * 5), numpy.ones(5))
-    counts = kitti.counted(found, truth, objects.ignored, frame.calibration)
+    sample = Sample(boxes, numpy.array(["car"] * 4 + ["cyclist"]), numpy.array([""] * 5), numpy.ones(5))
+    counts = kitti.counted(sample, truth, objects.ignored, frame.calibration)
     assert counts.tolist() == [True, False, False, True, True]
 
 
@@ -239,8 +239,8 @@ def test_a_turned_sample_keeps_its_points_in_its_boxes(drives, tmp_path):
         seed_all(seed)
         points, boxes, labels = data.train[0]
         assert len(boxes) == len(labels) == (before.points > 0).sum()
-        kept = [int((before.points[: k + 1] > 0).sum()) - 1 for k in still]
-        larger = boxes[kept].numpy()
+        places = [int((before.points[: k + 1] > 0).sum()) - 1 for k in still]
+        larger = boxes[places].numpy()
         larger[:, 3:6] += 0.25
         assert (kitti.count_inside(points[:, :3].numpy(), larger) >= 0.9 * before.points[still]).all()
 

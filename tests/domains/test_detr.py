@@ -82,19 +82,19 @@ def test_mixers_are_where_they_were_asked_for_and_strides_count_tokens(host):
     for stride in (32, 16):
         model = built(small(f"host={host}", "mixer=pom", f"stride={stride}"), 3).eval()
         with torch.no_grad():
-            found = model(**inputs(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]])))
-        tokens.append(found.encoder_last_hidden_state.shape[1])
+            output = model(**inputs(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]])))
+        tokens.append(output.encoder_last_hidden_state.shape[1])
     assert tokens == [4, 16]
 
 
 def encoder_and_decoder(model):
     """The kinds of mixers in the encoder, and of what is in the decoder."""
-    found = {"encoder": [], "decoder": [], "cross": []}
+    layers = {"encoder": [], "decoder": [], "cross": []}
     for name, part in model.named_modules():
         if name.endswith(("self_attn", "encoder_attn")):
             kind = type(getattr(part, "mixer", part)).__name__
-            found["cross" if name.endswith("encoder_attn") else name.split(".")[1]].append(kind)
-    return found
+            layers["cross" if name.endswith("encoder_attn") else name.split(".")[1]].append(kind)
+    return layers
 
 
 @pytest.mark.parametrize(("host", "decoder", "cross"), [
@@ -195,9 +195,9 @@ def test_padding_changes_no_box(mixer):
 
 def test_padding_that_no_picture_needs_is_cut_off():
     images = torch.randint(0, 255, (2, 3, 128, 128), dtype=torch.uint8)
-    given = inputs(images, torch.tensor([[40, 96], [64, 30]]))
-    assert given["pixel_values"].shape == (2, 3, 64, 96) and given["pixel_mask"].shape == (2, 64, 96)
-    assert given["pixel_mask"][0].sum() == 40 * 96 and given["pixel_mask"][1].sum() == 64 * 30
+    example = inputs(images, torch.tensor([[40, 96], [64, 30]]))
+    assert example["pixel_values"].shape == (2, 3, 64, 96) and example["pixel_mask"].shape == (2, 64, 96)
+    assert example["pixel_mask"][0].sum() == 40 * 96 and example["pixel_mask"][1].sum() == 64 * 30
 
 
 def test_a_mixer_without_padding_is_refused_before_training():

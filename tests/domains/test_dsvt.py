@@ -34,8 +34,8 @@ def count(*modules):
 def voxels(n=120, shape=(24, 24, 1), clouds=2):
     torch.manual_seed(0)
     columns = [torch.randint(side, (n,)) for side in (clouds, *shape)]
-    found = torch.stack(columns, 1).unique(dim=0)
-    return found[:, 1:], found[:, 0]
+    pairs = torch.stack(columns, 1).unique(dim=0)
+    return pairs[:, 1:], pairs[:, 0]
 
 
 def test_the_published_sizes():
@@ -60,7 +60,7 @@ def test_sets_are_those_of_equation_3(axis, shift):
     places, cloud = voxels(300)
     window, K = (6, 6, 1), 5
     which, inside = windows_of(places, cloud, window, shift)
-    found = cut_sets(which, inside, window, K, axis)
+    parts = cut_sets(which, inside, window, K, axis)
     slow = set()
     moved = places + torch.tensor(shift)
     groups = {}
@@ -71,12 +71,12 @@ def test_sets_are_those_of_equation_3(axis, shift):
         n, sets = len(members), math.ceil(len(members) / K)
         for j in range(sets):
             slow.add(tuple(members[(j * K + k) * n // (sets * K)] for k in range(K)))
-    assert {tuple(row) for row in found.voxels.tolist()} == slow and len(slow) == len(found.voxels)
-    real = found.voxels[found.real]
+    assert {tuple(row) for row in parts.voxels.tolist()} == slow and len(slow) == len(parts.voxels)
+    real = parts.voxels[parts.real]
     assert sorted(real.tolist()) == list(range(len(places))), "each voxel in one set, once"
-    assert torch.equal(found.voxels.flatten()[found.slot], torch.arange(len(places)))
-    sizes = found.real.sum(1)
-    assert len(sizes.unique()) > 1 and not found.real.all(), "some slots repeat"
+    assert torch.equal(parts.voxels.flatten()[parts.slot], torch.arange(len(places)))
+    sizes = parts.real.sum(1)
+    assert len(sizes.unique()) > 1 and not parts.real.all(), "some slots repeat"
 
 
 def test_attention_in_sets_is_that_of_pytorch():
@@ -211,7 +211,7 @@ def test_features_of_pillars():
     points = torch.rand(300, 4, dtype=torch.float64) * 14 - 7
     points[:150, :2] = points[:150, :2] / 7
     cloud = (torch.arange(300) % 2 == 1).long()
-    found, places, owner = encoder(points, cloud)
+    features, places, owner = encoder(points, cloud)
     groups = {}
     for place in range(300):
         cell = [math.floor((points[place, i].item() + 6) / 0.5) for i in (0, 1)]
@@ -220,16 +220,16 @@ def test_features_of_pillars():
     assert [tuple(row) for row in torch.cat((owner[:, None], places[:, :2]), 1).tolist()] == sorted(groups)
     assert max(map(len, groups.values())) > 2
     first, second = encoder.layers
-    for row, ((_, cx, cy), members) in zip(found, sorted(groups.items()), strict=True):
+    for row, ((_, cx, cy), members) in zip(features, sorted(groups.items()), strict=True):
         mine = points[members]
         centre = torch.tensor([(cx + 0.5) * 0.5 - 6, (cy + 0.5) * 0.5 - 6, 0.0], dtype=torch.float64)
         x = torch.cat((mine, mine[:, :3] - mine[:, :3].mean(0), mine[:, :3] - centre), 1)
         x = first.norm(first.linear(x)).relu()
         x = torch.cat((x, x.amax(0).expand_as(x)), 1)
         torch.testing.assert_close(row, second.norm(second.linear(x)).relu().amax(0), atol=1e-12, rtol=0)
-    flat = scatter_map(found, places, owner, 2, extent.shape)
+    flat = scatter_map(features, places, owner, 2, extent.shape)
     assert flat.shape == (2, 6, 24, 24)
-    assert torch.equal(flat[owner[5], :, places[5, 1], places[5, 0]], found[5])
+    assert torch.equal(flat[owner[5], :, places[5, 1], places[5, 0]], features[5])
     for bad, said in ((points * math.nan, "finite"), (points + 100, "Widen"), (points[:, :3], "clouds")):
         with pytest.raises(ShapeError, match=said):
             encoder(bad, cloud)

@@ -78,9 +78,9 @@ def test_the_lists_may_lie_beside_the_pictures_and_subsets_may_be_missing(tmp_pa
         file.rename(tmp_path / file.name)
     problems, said = Problems(), []
     assert data.read(tmp_path, problems)[2] == {"all": ({0}, set())} and not problems
-    found = data.load(FacesRecipe(data=str(tmp_path)), tmp_path, said.append)
+    loaded = data.load(FacesRecipe(data=str(tmp_path)), tmp_path, said.append)
     assert "2 training faces are invalid or have no area" in said[0] and "AP_all" in said[1]
-    assert found.summary() == {"name": str(tmp_path), "classes": ["face"], "train": 2, "test": 2}
+    assert loaded.summary() == {"name": str(tmp_path), "classes": ["face"], "train": 2, "test": 2}
 
 
 MISTAKES = {
@@ -109,9 +109,9 @@ def test_a_mistake_is_named_with_its_line(tmp_path, change, words):
 
 def test_a_mistake_that_is_skipped_keeps_its_place(tmp_path):
     write_wider(tmp_path, val=LIST.replace("2 3 5 5 1", "2 y 5 5 1"))
-    found = data.load(FacesRecipe(data=str(tmp_path), broken="skip"), tmp_path, print)
-    assert [thing.crowd for thing in found.test.pictures.pictures[0].objects] == [False, True, True]
-    assert found.counted["hard"][0] == {0, 2} and found.train.pictures.pictures[0].objects[0].crowd is False
+    loaded = data.load(FacesRecipe(data=str(tmp_path), broken="skip"), tmp_path, print)
+    assert [thing.crowd for thing in loaded.test.pictures.pictures[0].objects] == [False, True, True]
+    assert loaded.counted["hard"][0] == {0, 2} and loaded.train.pictures.pictures[0].objects[0].crowd is False
 
 
 def test_mistakes_in_subsets_and_folders(tmp_path):
@@ -145,8 +145,8 @@ def test_check_lists_all_mistakes_on_the_command_line(tmp_path, capsys):
     write_wider(tmp_path, train=LIST.replace("4 2 10", "4 x 10").replace("\n0 0 0", "\n7 0 0"))
     with pytest.raises(SystemExit, match="1"):
         main(["train", "faces", "--data", str(tmp_path), "--check"])
-    told = capsys.readouterr().out
-    assert "face 1 of" in told and "a face after a count of 0" in told
+    printed = capsys.readouterr().out
+    assert "face 1 of" in printed and "a face after a count of 0" in printed
 
 
 def slow_ap(pictures):
@@ -197,10 +197,12 @@ def test_average_precision_is_that_of_the_slow_definition():
         boxes = torch.cat((near, torch.tensor([[0.0, 0, 9, 9], [20, 20, 50, 50]])))
         scores = torch.randint(0, 300, (len(boxes),), generator=g).float() / 299  # with ties
         pictures.append(metrics.Answer(boxes, scores, faces, torch.rand(number, generator=g) < 0.6))
-    found = metrics.wider_ap(pictures)
-    assert abs(found - slow_ap(pictures)) < 1e-9 and 0.1 < found < 0.9
+    precision = metrics.wider_ap(pictures)
+    assert abs(precision - slow_ap(pictures)) < 1e-9 and 0.1 < precision < 0.9
     everything = [picture._replace(counted=torch.ones_like(picture.counted)) for picture in pictures]
-    assert abs(metrics.wider_ap(everything) - slow_ap(everything)) < 1e-9 != abs(metrics.wider_ap(everything) - found)
+    assert (
+        abs(metrics.wider_ap(everything) - slow_ap(everything)) < 1e-9 != abs(metrics.wider_ap(everything) - precision)
+    )
 
 
 def test_what_counts_and_what_is_ignored():

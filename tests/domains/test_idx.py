@@ -139,5 +139,5 @@ def test_every_command_says_how_to_install_fashion_mnist(words, tmp_path, monkey
     monkeypatch.setattr(idx, "INSTALLED", tmp_path / "absent")
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--data", idx.FASHION, *(() if "--check" in words else ("--out", "out"))])
-    told = capsys.readouterr()
-    assert stopped.value.code and "apt-get install dataset-fashion-mnist" in told.out + told.err
+    printed = capsys.readouterr()
+    assert stopped.value.code and "apt-get install dataset-fashion-mnist" in printed.out + printed.err

@@ -49,9 +49,9 @@ def test_a_run_measures_masks_and_predicts_them(tmp_path):
     loaded = saved.load()
     assert "backbone.body.layer3.1.inserted_before" in "".join(loaded.state_dict())
     picture = next((tmp_path / "run" / "data").glob("digits-*/val/*.png"))
-    found = saved.changed(["threshold=0"]).predict([picture], tmp_path)
-    assert (tmp_path / found[0]["picture"]).exists()
-    assert all(decode(thing["mask"], 64, 64).shape == (64, 64) for thing in found[0]["objects"])
+    predictions = saved.changed(["threshold=0"]).predict([picture], tmp_path)
+    assert (tmp_path / predictions[0]["picture"]).exists()
+    assert all(decode(thing["mask"], 64, 64).shape == (64, 64) for thing in predictions[0]["objects"])
 
 
 def test_objects_without_a_mask_are_named(tmp_path):
@@ -116,9 +116,9 @@ def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path)
     after, said = small(1, init=str(tmp_path)), []
     load_weights(after, tmp_path, InstancesTask.fresh, said.append)
     theirs, ours = before.state_dict(), after.state_dict()
-    kept = [name for name in ours if name in theirs and not name.startswith(InstancesTask.fresh)]
-    assert len(kept) > 100 and all(torch.equal(theirs[name], ours[name]) for name in kept)
-    fresh = {name for name in ours if name not in kept}
+    shared = [name for name in ours if name in theirs and not name.startswith(InstancesTask.fresh)]
+    assert len(shared) > 100 and all(torch.equal(theirs[name], ours[name]) for name in shared)
+    fresh = {name for name in ours if name not in shared}
     assert fresh and all(name.startswith(InstancesTask.fresh) for name in fresh) and "inserted" in said[0]
     with pytest.raises(ResultsError, match="init"):
         load_weights(small(1, backbone="resnet50"), tmp_path, InstancesTask.fresh)
@@ -139,13 +139,13 @@ def test_nuclei_of_a_wheel_are_crops_left_and_right(tmp_path):
     labels[4:14, 4:12], labels[40:52, 100:112], labels[70:74, 94:98] = 7, 9, 11  # the last is cut into two columns
     wheel = write_nuclei(tmp_path / "stardist.whl", labels)
     recipe = InstancesRecipe(data=str(wheel), image_size=32)
-    found = load(recipe, tmp_path / "crops")
-    assert found.classes == ("nucleus",) and found.name == "the nuclei of stardist.whl"
-    assert (len(found.train), len(found.test)) == (13 * 9, 4)
-    assert [len(picture.objects) for picture in found.test.pictures.pictures] == [0, 1, 0, 0]
-    assert found.test[1][1]["masks"].sum() == 144 and found.test[1][1]["boxes"].tolist() == [[4, 8, 16, 20]]
-    assert found.train[0][1]["masks"].sum() == 80 and found.train[0][0].max() > 2 * found.train[0][0].float().mean()
-    again = InstancesTask(recipe).for_evaluation(found.summary(), False, None)
+    loaded = load(recipe, tmp_path / "crops")
+    assert loaded.classes == ("nucleus",) and loaded.name == "the nuclei of stardist.whl"
+    assert (len(loaded.train), len(loaded.test)) == (13 * 9, 4)
+    assert [len(picture.objects) for picture in loaded.test.pictures.pictures] == [0, 1, 0, 0]
+    assert loaded.test[1][1]["masks"].sum() == 144 and loaded.test[1][1]["boxes"].tolist() == [[4, 8, 16, 20]]
+    assert loaded.train[0][1]["masks"].sum() == 80 and loaded.train[0][0].max() > 2 * loaded.train[0][0].float().mean()
+    again = InstancesTask(recipe).for_evaluation(loaded.summary(), False, None)
     assert again.test[1][1]["masks"].sum() == 144
     assert check(wheel) == [] == check(str(wheel), "nuclei")
     with pytest.raises(DataError, match="at most 32"):

@@ -85,8 +85,8 @@ def test_mistakes_are_named(copy):
 
 def test_the_published_splits_need_no_list(copy, tmp_path):
     scenes = {f"scene-{number:04d}" for number in range(1, 1111)}
-    found = published_split("v1.0-trainval", scenes)
-    assert len(found["val"]) == 150 and {"scene-0003", "scene-1073"} <= set(found["val"])
+    splits = published_split("v1.0-trainval", scenes)
+    assert len(splits["val"]) == 150 and {"scene-0003", "scene-1073"} <= set(splits["val"])
     assert (
         published_split("v1.0-mini", scenes)["val"] == ["scene-0103", "scene-0916"]
         and published_split("v1.0-x", scenes) is None
@@ -114,6 +114,6 @@ def test_predictions_have_the_names_and_numbers_of_nuscenes(drives, tmp_path, ca
         assert not stop.value.code, capsys.readouterr().err
     for key in (0, 1):
         token = f"scene-0002-{key}-0"
-        found = numpy.fromfile(tmp_path / f"seen/{token}_lidarseg.bin", dtype=numpy.uint8)
-        assert len(found) == len((drives / f"lidarseg/v1.0-synthetic/{token}_lidarseg.bin").read_bytes())
-        assert set(found.tolist()) <= set(range(1, 17))
+        labels = numpy.fromfile(tmp_path / f"seen/{token}_lidarseg.bin", dtype=numpy.uint8)
+        assert len(labels) == len((drives / f"lidarseg/v1.0-synthetic/{token}_lidarseg.bin").read_bytes())
+        assert set(labels.tolist()) <= set(range(1, 17))

@@ -127,9 +127,9 @@ def test_clouds_stay_apart_and_x_and_y_are_exchanged():
 
 def test_voxels_and_their_points():
     points = torch.tensor([[0.1, 0.1, 0.1], [1.2, 0.0, 0.0], [0.4, 0.3, 0.2], [-0.5, 0.0, 0.0]])
-    found = voxelize(points, 0.5)
-    assert found.inverse.tolist() == [1, 2, 1, 0] and found.first.tolist() == [3, 0, 1]
-    assert found.grid.tolist() == [[0, 0, 0], [1, 0, 0], [3, 0, 0]]
+    voxels = voxelize(points, 0.5)
+    assert voxels.inverse.tolist() == [1, 2, 1, 0] and voxels.first.tolist() == [3, 0, 1]
+    assert voxels.grid.tolist() == [[0, 0, 0], [1, 0, 0], [3, 0, 0]]
     assert len(voxelize(points[:1], 0.5).grid) == 1
     for bad, said in ((points[:0], "empty"), (points / 0, "finite"), (points * 1e6, "larger voxels")):
         with pytest.raises(ShapeError, match=said):
@@ -158,10 +158,10 @@ def test_a_sparse_convolution_is_the_dense_one_at_the_voxels(kernel):
     x = torch.randn(len(grid), 3, dtype=torch.float64, requires_grad=True)
     volume = torch.zeros(2, 8, 8, 8, 3, dtype=torch.float64).index_put((cloud, *grid.unbind(1)), x)
     expected = dense(volume.permute(0, 4, 1, 2, 3)).permute(0, 2, 3, 4, 1)[(cloud, *grid.unbind(1))]
-    found = sparse(x, Neighbours.of(grid, cloud, kernel))
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
-    weight = torch.randn_like(found)
-    mine = torch.autograd.grad((found * weight).sum(), (x, sparse.weight, sparse.bias))
+    output = sparse(x, Neighbours.of(grid, cloud, kernel))
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-12)
+    weight = torch.randn_like(output)
+    mine = torch.autograd.grad((output * weight).sum(), (x, sparse.weight, sparse.bias))
     theirs = torch.autograd.grad((expected * weight).sum(), (x, dense.weight, dense.bias))
     mine = (mine[0], mine[1].unflatten(0, (kernel,) * 3).permute(4, 3, 0, 1, 2), mine[2])
     for left, right in zip(mine, theirs, strict=True):
@@ -232,8 +232,8 @@ def test_training_draws_the_curves_and_evaluation_does_not():
     model = PTv3(PomConfig(), **{**SMALL, "drop_path": 0.0})
     x = torch.randn(len(grid), 3)
     torch.manual_seed(0)
-    found = [model(x, grid, offsets) for _ in range(6)]
-    assert not all(torch.equal(found[0], other) for other in found)
+    outputs = [model(x, grid, offsets) for _ in range(6)]
+    assert not all(torch.equal(outputs[0], other) for other in outputs)
     model.eval()
     assert torch.equal(model(x, grid, offsets), model(x, grid, offsets))
     one = PTv3(PomConfig(), **SMALL)(x[:1], grid[:1], torch.tensor([0, 1]))

@@ -48,9 +48,9 @@ def test_it_computes_what_the_authors_code_does():
 @pytest.mark.parametrize("left_out", PUBLISHED)
 def test_each_option_matters(left_out):
     """Without one of them the logits are others: checkpoints of v3m1 do not fit."""
-    found = logits_of(model(**{**PUBLISHED, left_out: False}))[1]
+    logits = logits_of(model(**{**PUBLISHED, left_out: False}))[1]
     theirs = GOLDEN.part("v3m1", "out")["logits"]
-    assert (found - theirs).square().mean().sqrt() > 1e-3 * theirs.square().mean().sqrt()
+    assert (logits - theirs).square().mean().sqrt() > 1e-3 * theirs.square().mean().sqrt()
     with pytest.raises(OptionError, match=left_out):
         PTv3(SoftmaxConfig(), **{left_out: 1})
 

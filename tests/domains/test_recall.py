@@ -31,15 +31,15 @@ def test_every_key_comes_once_with_its_value_and_once_as_a_query_whose_target_is
     task = Recall(data.draw(st.integers(1, vocab // 2 - 1)), vocab)
     tokens, targets = task.batch(3, "seed")
     assert tokens.shape == targets.shape == (3, task.length)
-    for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
+    for row, expected in zip(tokens.tolist(), targets.tolist(), strict=True):
         shown = 2 * task.pairs
         value_of = dict(zip(row[0:shown:2], row[1:shown:2], strict=True))
         assert len(value_of) == len(set(value_of.values())) == task.pairs
         assert max(value_of) < vocab // 2 <= min(value_of.values()), "keys and values share tokens"
         assert min(value_of) > 0 and max(value_of.values()) < vocab
-        assert wanted[:shown] == [IGNORED] * shown, "a pair is asked for where it is shown"
+        assert expected[:shown] == [IGNORED] * shown, "a pair is asked for where it is shown"
         assert sorted(filter(None, row[shown:])) == sorted(value_of), "a key is asked for twice, or never"
-        assert [value_of.get(key, IGNORED) for key in row[shown:]] == wanted[shown:]
+        assert [value_of.get(key, IGNORED) for key in row[shown:]] == expected[shown:]
 
 
 def test_the_paper_s_power_law_puts_queries_near_and_the_order_of_the_keys_is_open():

@@ -178,18 +178,18 @@ def test_check_lists_every_mistake_by_file_and_entry(broken):
     content["features"][6]["properties"] = None
     content["features"] = content["features"][:8]
     path.write_text(json.dumps(content))
-    wanted = (
+    expected = (
         (path, "patch 10000", "S2_10000.npy", "(24, 9, 28, 28)", "10 bands"), (path, "patch 10001", "20180101 follows"),
         (path, "patch 10002", "'2019-01-01' instead of a number such as 20180915"),
         (cubes / "S2_10003.npy", "not finite", "date 5, band 2, row 7, column 7"), (path, "patch 10004", "TARGET_10004.npy", "(3, 28, 20)", "28 × 28"),
         (targets / "TARGET_10005.npy", "have 44"), (path, "feature 6", "Fold is None"), (path, "fold 2 has no patches"),
         (path, "fold 5 has no patches"),
     )  # fmt: skip
-    found = check(folder)
-    for parts in wanted:
-        assert sum(all(str(part) in problem for part in parts) for problem in found) == 1, (parts, found)
-    assert all(len(problem.splitlines()) == 1 for problem in found)
-    assert len(found) == len(wanted)
+    problems = check(folder)
+    for parts in expected:
+        assert sum(all(str(part) in problem for part in parts) for problem in problems) == 1, (parts, problems)
+    assert all(len(problem.splitlines()) == 1 for problem in problems)
+    assert len(problems) == len(expected)
 
 
 class Attack:
@@ -254,8 +254,10 @@ def test_a_run_has_rows_a_control_pictures_and_a_report(run_folder):
 @pytest.mark.draws
 def test_evaluate_and_predict(run_folder, pastis, tmp_path, capsys):
     status, said, _ = command(capsys, "evaluate", run_folder, "--data", pastis, "--json")
-    found = json.loads(said)
-    assert status == 0 and found["unit"] == "patches" and found["count"] == 2 and 0 <= found["metrics"]["miou"] <= 1
+    content = json.loads(said)
+    assert (
+        status == 0 and content["unit"] == "patches" and content["count"] == 2 and 0 <= content["metrics"]["miou"] <= 1
+    )
     file = pastis / "DATA_S2" / "S2_10003.npy"
     status, _, _ = command(capsys, "predict", run_folder, file, "--out", tmp_path / "seen")
     row = json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"][0]
@@ -408,10 +410,10 @@ def test_the_weights_of_the_best_evaluation_are_kept_and_measured_once(tmp_path,
 
     def measure(task, model, data, process):
         asked.append({patch.fold for patch in data.test.patches})
-        found = real(task, model, data, process)
+        numbers = real(task, model, data, process)
         if len(asked) == stop:
             raise KeyboardInterrupt
-        return found if asked[-1] == {5} else {"miou": scores[len(asked) - 1], "accuracy": 0.5}
+        return numbers if asked[-1] == {5} else {"miou": scores[len(asked) - 1], "accuracy": 0.5}
 
     monkeypatch.setattr(SatelliteTask, "measure", measure)
     words = ("keep=best", "steps=4", "checkpoint_every=1", "control=False")

@@ -23,8 +23,8 @@ def scene(points=400):
     places = numpy.concatenate((draw.uniform(-10, 10, (points, 2)), numpy.zeros((points, 1))), 1)
     road, car = numpy.zeros(points, int), numpy.ones(points, int)
     box = corners(torch.tensor([[0.0, 0, 2, 6, 4, 3, 0.3]]))
-    found = {"truth": Colouring(road, LEGEND), "prediction": Colouring(car, LEGEND)}
-    return Scene(places, found, {"true boxes": Boxes(box, ["lorry"], "#00ff00")})
+    colourings = {"truth": Colouring(road, LEGEND), "prediction": Colouring(car, LEGEND)}
+    return Scene(places, colourings, {"true boxes": Boxes(box, ["lorry"], "#00ff00")})
 
 
 def test_the_page_holds_all_that_it_needs_and_allows_no_requests(tmp_path):

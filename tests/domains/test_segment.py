@@ -56,10 +56,10 @@ def test_picture_and_labels_are_cropped_and_mirrored_alike():
     pixels, labels = sample()
     recipe = SegmentRecipe(crop=16, flip=True)
     random.seed(3)
-    found = [vary(pixels, labels, recipe) for _ in range(8)]
-    for picture, truth in found:
+    variants = [vary(pixels, labels, recipe) for _ in range(8)]
+    for picture, truth in variants:
         assert picture.shape == (3, 16, 16) and torch.equal(picture[0], truth * 30)
-    slopes = {int(truth[0, 1]) - int(truth[0, 0]) for _, truth in found}
+    slopes = {int(truth[0, 1]) - int(truth[0, 0]) for _, truth in variants}
     assert slopes & {1, -6} and slopes & {-1, 6}, "both mirrored and not"
 
 
@@ -94,9 +94,9 @@ def test_no_class_fills_a_crop_where_others_are_to_be_had():
 def test_distortion_changes_colours_within_its_bounds():
     random.seed(0)
     pixels = torch.tensor([200, 100, 50], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
-    found = torch.stack([distort(pixels)[:, 0, 0].float() for _ in range(200)])
-    assert 0.02 < (found == pixels[:, 0, 0]).all(1).float().mean() < 0.15, "one in 16 keeps its colours"
-    assert found[:, 0].max() == 255 and found[:, 0].min() < 100 and (found.argmax(1) == 0).float().mean() > 0.9
+    samples = torch.stack([distort(pixels)[:, 0, 0].float() for _ in range(200)])
+    assert 0.02 < (samples == pixels[:, 0, 0]).all(1).float().mean() < 0.15, "one in 16 keeps its colours"
+    assert samples[:, 0].max() == 255 and samples[:, 0].min() < 100 and (samples.argmax(1) == 0).float().mean() > 0.9
     monkey = random.getstate()
     random.setstate(monkey)
     again = distort(pixels)
@@ -277,8 +277,10 @@ def test_overlapping_windows_add_their_probabilities():
             logits[:, 1, :, :4], logits[:, 0, :, 4:] = 9.0, 0.1
             return logits
 
-    found = predict_picture(Place(), torch.zeros(3, 8, 16, dtype=torch.uint8), SegmentRecipe(crop=8, stride=4), HOST)
-    assert found[0].tolist() == [1] * 12 + [0] * 4
+    prediction = predict_picture(
+        Place(), torch.zeros(3, 8, 16, dtype=torch.uint8), SegmentRecipe(crop=8, stride=4), HOST
+    )
+    assert prediction[0].tolist() == [1] * 12 + [0] * 4
 
 
 def test_the_height_of_a_picture_does_not_change_what_is_kept():
@@ -307,8 +309,8 @@ def test_the_metric_counts_whole_pictures_of_any_size():
     test = [(torch.full((3, h, w), k, dtype=torch.uint8), torch.full((h, w), k, dtype=torch.uint8))
             for h, w, k in ((16, 16, 1), (16, 16, 2), (40, 20, 1), (16, 16, 255))]  # fmt: skip
     few = SimpleNamespace(test=test, classes=tuple(map(str, range(256))))
-    found = confusion_of(Colours(), few, SegmentRecipe(crop=16, batch_size=2), HOST)
-    assert found.counts[1, 1] == 256 + 800 and found.counts[2, 2] == 256 and found.counts.sum() == 1312
+    confusion = confusion_of(Colours(), few, SegmentRecipe(crop=16, batch_size=2), HOST)
+    assert confusion.counts[1, 1] == 256 + 800 and confusion.counts[2, 2] == 256 and confusion.counts.sum() == 1312
 
 
 # Runs
@@ -337,8 +339,8 @@ def test_the_model_predicts_and_is_measured(run_folder, tmp_path, capsys):
     code, _, _ = command(capsys, "predict", run_folder, tmp_path / "seen.jpg", "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "predictions.json").read_text())["results"][0]
     with Image.open(tmp_path / "out" / row["map"]) as labels, Image.open(tmp_path / "out" / row["picture"]) as shown:
-        found = numpy.asarray(labels)
-        assert found.shape == (40, 70) and shown.size == (70, 40) and found.max() < 10
+        classes = numpy.asarray(labels)
+        assert classes.shape == (40, 70) and shown.size == (70, 40) and classes.max() < 10
     assert {row["picture"], row["map"]}.isdisjoint({"seen.jpg", "seen.png"}), "a user's picture may have this name"
     assert code == 0 and sum(row["shares"].values()) == pytest.approx(1, abs=1e-3) and row["largest"] in row["shares"]
     code, text, _ = command(capsys, "evaluate", run_folder)

@@ -253,10 +253,10 @@ def test_scans_are_as_wide_as_the_voxels_allow(kitti, tmp_path):
 def test_the_blocks_learn_at_a_rate_of_their_own():
     model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
     groups = rated_groups(model, Recipe(weight_decay=0.1, learning_rate=1e-2), BLOCKS, 0.5)
-    found = {id(value): (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
+    rates = {id(value): (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
     expected = {"encoder.weight": (5e-3, 0.1), "encoder.bias": (5e-3, 0.0), "head.weight": (1e-2, 0.1),
                 "head.bias": (1e-2, 0.0)}  # fmt: skip
-    assert {name: found[id(value)] for name, value in model.named_parameters()} == expected
+    assert {name: rates[id(value)] for name, value in model.named_parameters()} == expected
 
 
 def test_another_seed_has_other_scans(tmp_path):
@@ -346,5 +346,5 @@ def test_compare_trains_the_floor_too(tmp_path, capsys):
     words = ("--mixers", "softmax,padre", "--seeds", "1", "--preset", "tiny", "--set", "scans=2")
     status, _, error = command(capsys, "compare", "--task", "segment3d", *words, "--out", tmp_path / "out")
     assert status == 0, error
-    found = {row["mixer"] for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
-    assert found == {"softmax", "padre", "linear_floor"}
+    mixers = {row["mixer"] for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
+    assert mixers == {"softmax", "padre", "linear_floor"}

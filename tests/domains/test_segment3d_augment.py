@@ -122,8 +122,8 @@ def test_elastic_moves_neighbours_alike_and_distant_points_differently():
 def test_a_fifth_of_the_points_is_left_out_a_fifth_of_the_time():
     torch.manual_seed(0)
     recipe = Segment3dRecipe(drop=True)
-    found = [thinned(1000, recipe) for _ in range(500)]
-    left = [part for part in found if part is not None]
+    clouds = [thinned(1000, recipe) for _ in range(500)]
+    left = [part for part in clouds if part is not None]
     assert 60 < len(left) < 140
     assert all(len(part) == 800 and bool((part.diff() > 0).all()) for part in left)
     assert thinned(1000, Segment3dRecipe()) is None and len(thinned_one()) == 1
@@ -212,8 +212,8 @@ def test_normals_turn_with_the_places_and_stay_of_length_one(room):
 def test_colours_change_within_their_range_and_need_colours(room, tmp_path):
     torch.manual_seed(0)
     colours = torch.rand(200, 3) * 2 - 1
-    found = torch.stack([recoloured(colours) for _ in range(200)])
-    assert found.abs().max() <= 1 and 0.02 < float((found - colours).abs().mean()) < 0.2
+    samples = torch.stack([recoloured(colours) for _ in range(200)])
+    assert samples.abs().max() <= 1 and 0.02 < float((samples - colours).abs().mean()) < 0.2
     assert len(load(Segment3dRecipe(data=str(room), colour=True), room, print).train[0].features) > 0
     for part in ("train", "val"):
         (room / part / "scene" / "color.npy").unlink()
@@ -229,6 +229,6 @@ def test_a_crop_is_the_ball_around_one_of_its_voxels():
     part = cropped(whole, 100)
     assert len(part.grid) == 100 and torch.equal(grid[part.labels], part.grid) and (part.labels.diff() > 0).all()
     squares = ((grid[:, None] - grid[None]) ** 2).sum(-1)
-    kept = torch.zeros(len(grid), dtype=torch.bool)
-    kept[part.labels] = True
-    assert any(squares[k][kept].max() <= squares[k][~kept].min() for k in part.labels.tolist())
+    present = torch.zeros(len(grid), dtype=torch.bool)
+    present[part.labels] = True
+    assert any(squares[k][present].max() <= squares[k][~present].min() for k in part.labels.tolist())

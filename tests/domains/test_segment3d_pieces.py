@@ -18,10 +18,10 @@ from polymix.train.task import Process
     numpy.concatenate((numpy.zeros((900, 3), int), numpy.ones((100, 3), int))),
 ], ids=["spread", "one place", "two places"])  # fmt: skip
 def test_every_point_is_in_one_piece_and_pieces_are_bounded(places):
-    found = list(pieces_of(places, 128, 2))
-    assert sorted(numpy.concatenate([own for own, _ in found]).tolist()) == list(range(len(places)))
-    assert all(0 < len(own) <= 128 and len(around) <= 128 for own, around in found)
-    assert all(not set(own.tolist()) & set(around.tolist()) for own, around in found)
+    pieces = list(pieces_of(places, 128, 2))
+    assert sorted(numpy.concatenate([own for own, _ in pieces]).tolist()) == list(range(len(places)))
+    assert all(0 < len(own) <= 128 and len(around) <= 128 for own, around in pieces)
+    assert all(not set(own.tolist()) & set(around.tolist()) for own, around in pieces)
 
 
 def test_the_rim_is_what_lies_within_its_width():

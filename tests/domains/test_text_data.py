@@ -129,8 +129,8 @@ def test_a_tokenizer_loads_from_a_file_and_from_a_folder(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     expected = tokenizer("the cat")["input_ids"]
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        found = load_tokenizer(path)
-        assert found("the cat")["input_ids"] == expected and found.eos_token_id == tokenizer.eos_token_id
+        reader = load_tokenizer(path)
+        assert reader("the cat")["input_ids"] == expected and reader.eos_token_id == tokenizer.eos_token_id
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(str(tmp_path)).decode(expected) == "the cat"
@@ -203,11 +203,11 @@ def test_a_token_beyond_the_vocabulary_is_told_with_its_place(tmp_path, monkeypa
 def test_held_out_shards_are_those_called_val_or_the_tail(tmp_path):
     train, val = shard(tmp_path / "train.bin", [1] * 10), shard(tmp_path / "val_00.bin", [2] * 5)
     for files in ([train, val], [train]):
-        kept, out = shards_of(files, 0.5)
-        assert (kept[:].unique().tolist(), out[:].unique().tolist()) == ([1], [2])
+        held, out = shards_of(files, 0.5)
+        assert (held[:].unique().tolist(), out[:].unique().tolist()) == ([1], [2])
     val.unlink()
-    kept, out = shards_of([train], 0.3)
-    assert (len(kept), len(out)) == (7, 3)
+    held, out = shards_of([train], 0.3)
+    assert (len(held), len(out)) == (7, 3)
 
 
 # All together
@@ -215,15 +215,15 @@ def test_held_out_shards_are_those_called_val_or_the_tail(tmp_path):
 
 def test_documents_are_kept_apart_and_none_is_on_both_sides(tmp_path):
     recipe = tiny(tmp_path)
-    found = load(recipe, tmp_path / "data")
+    loaded = load(recipe, tmp_path / "data")
     sides = []
-    for tokens in (found.train, found.val):
-        texts = found.tokenizer.decode(tokens[:]).split(BORDER)
+    for tokens in (loaded.train, loaded.val):
+        texts = loaded.tokenizer.decode(tokens[:]).split(BORDER)
         assert texts.pop() == "", "the last document is not closed"
         sides.append(texts)
     assert sorted(sides[0] + sides[1]) == sorted(find_source(recipe.data, "text").documents())
     assert sides[0] and sides[1] and all(held_out(text, 0.2) for text in sides[1])
-    assert found.end == found.tokenizer.eos_token_id and found.vocab == size(found.tokenizer) <= 300
+    assert loaded.end == loaded.tokenizer.eos_token_id and loaded.vocab == size(loaded.tokenizer) <= 300
 
 
 def test_tokens_are_found_again_unless_the_text_or_what_makes_them_changes(tmp_path):
@@ -242,8 +242,8 @@ def test_tokens_are_found_again_unless_the_text_or_what_makes_them_changes(tmp_p
 
 def test_one_document_is_held_out_at_its_end(tmp_path):
     (tmp_path / "book.txt").write_text(document(3, 600), "utf-8")
-    found = load(TINY.changed(data=str(tmp_path / "book.txt"), held_out=0.1), tmp_path / "data")
-    assert math.isclose(len(found.val) / (len(found.val) + len(found.train)), 0.1, abs_tol=0.01)
+    loaded = load(TINY.changed(data=str(tmp_path / "book.txt"), held_out=0.1), tmp_path / "data")
+    assert math.isclose(len(loaded.val) / (len(loaded.val) + len(loaded.train)), 0.1, abs_tol=0.01)
 
 
 def shards(tmp_path, **changes):
@@ -252,8 +252,8 @@ def shards(tmp_path, **changes):
 
 
 def test_shards_need_no_tokenizer(tmp_path):
-    found = load(shards(tmp_path, end_of_text=49), tmp_path / "data")
-    assert (found.vocab, found.end, found.tokenizer) == (50, 49, None)
+    loaded = load(shards(tmp_path, end_of_text=49), tmp_path / "data")
+    assert (loaded.vocab, loaded.end, loaded.tokenizer) == (50, 49, None)
     assert not (tmp_path / "data").exists(), "shards were copied"
 
 

@@ -30,9 +30,9 @@ def test_it_computes_what_the_authors_code_does():
     inputs, host = GOLDEN.part("tsvit", "in"), model(legacy_layout=True)
     assert torch.equal(legacy_days(inputs["days"]), inputs["read"])
     images = inputs["images"].requires_grad_()
-    found = host(images, legacy_days(inputs["days"]), inputs["days"] > 0)
-    close(found, GOLDEN.part("tsvit", "out")["logits"], 1e-12)
-    (found * inputs["cot"]).sum().backward()
+    output = host(images, legacy_days(inputs["days"]), inputs["days"] > 0)
+    close(output, GOLDEN.part("tsvit", "out")["logits"], 1e-12)
+    (output * inputs["cot"]).sum().backward()
     close(images.grad, GOLDEN.part("tsvit", "grad_in")["images"], 1e-11)
     same_gradients(host, GOLDEN.part("tsvit", "grad"), 1e-11)
 

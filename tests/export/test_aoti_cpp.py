@@ -28,9 +28,9 @@ def test_the_program_gives_the_numbers_of_pytorch(tmp_path):
     shape, numbers = printed.strip().rsplit("]", 1)
     first, total = map(float, numbers.split())
     with torch.no_grad():
-        wanted = mixer((torch.arange(256.0) * 0.001).reshape(SHAPE))
+        expected = mixer((torch.arange(256.0) * 0.001).reshape(SHAPE))
     assert shape == "[2, 8, 16"
-    assert first == pytest.approx(wanted.flatten()[0].item(), abs=1e-5 * wanted.abs().max().item())
-    assert total == pytest.approx(wanted.double().sum().item(), abs=1e-5 * wanted.abs().sum().item())
+    assert first == pytest.approx(expected.flatten()[0].item(), abs=1e-5 * expected.abs().max().item())
+    assert total == pytest.approx(expected.double().sum().item(), abs=1e-5 * expected.abs().sum().item())
     wrong = subprocess.run([program, tmp_path / "none.pt2", "2"], capture_output=True, text=True)
     assert wrong.returncode == 1 and wrong.stderr.startswith("run: ")

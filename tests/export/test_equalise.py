@@ -85,11 +85,11 @@ def extremes(data):
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
 def test_the_result_stays(exported, strength):
-    _, model, data, wanted = exported
+    _, model, data, expected = exported
     changed = equalised(model, extremes(data), strength)
-    found = int8._tensors(changed, [], data[0])
-    (output,) = found.values()
-    assert np.abs(output - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    tensors = int8._tensors(changed, [], data[0])
+    (output,) = tensors.values()
+    assert np.abs(output - expected).max() <= 2e-5 * np.abs(expected).max()
     onnx.checker.check_model(changed)
 
 
@@ -167,7 +167,7 @@ def by_hand(case):
 def test_the_result_stays_where_no_scale_may_move(case):
     model = by_hand(case)
     data = [{"x": np.random.default_rng(1).standard_normal((1, 3, 3, 3)).astype(np.float32)}]
-    wanted = int8._tensors(model, [], data[0])
+    expected = int8._tensors(model, [], data[0])
     changed = equalised(model, extremes(data), 1.0)
     for name, value in int8._tensors(changed, [], data[0]).items():
-        np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -51,9 +51,9 @@ def test_the_same_tokens_as_pytorch(family, mixers, short_conv, count, tmp_path)
     model = language_model(family, mixers, short_conv=short_conv)
     polymix.export.export_graphs(language_graphs(model), tmp_path / "out")
     prompt = torch.randint(50, (1, 14), generator=torch.Generator().manual_seed(1))
-    wanted = model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    expected = model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
     tokens, sizes = generated(tmp_path / "out", prompt[0].tolist(), count)
-    assert list(tokens) == wanted[0, 14:].tolist()
+    assert list(tokens) == expected[0, 14:].tolist()
     assert len(set(sizes)) == 1, "the state has grown"
 
 
@@ -75,9 +75,9 @@ def test_attention_keeps_keys_and_values_and_mixers_a_fixed_size(tmp_path):
         "onnx/prefill.onnx": ["batch", "tokens"], "onnx/step.onnx": ["batch", "past"],
     }  # fmt: skip
     prompt = torch.randint(50, (1, 5), generator=torch.Generator().manual_seed(1))
-    wanted = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+    expected = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
     tokens, sizes = generated(tmp_path / "out", prompt[0].tolist(), 30)
-    assert list(tokens) == wanted[0, 5:].tolist()
+    assert list(tokens) == expected[0, 5:].tolist()
     growth = {after - before for before, after in itertools.pairwise(sizes)}
     assert growth == {2 * 4 * SIZES["hidden_size"]}, "a key and a value of float32 for each token"
 

@@ -54,8 +54,8 @@ def test_evaluate_measures_an_exported_file_by_the_command(exported, capsys):
     with pytest.raises(SystemExit) as end:
         main(command)
     assert end.value.code == 0
-    found = json.loads(capsys.readouterr().out)["metrics"]
-    assert found["loss"] == pytest.approx(evaluate(Settings(exported / "run")).metrics["loss"], rel=1e-4)
+    content = json.loads(capsys.readouterr().out)["metrics"]
+    assert content["loss"] == pytest.approx(evaluate(Settings(exported / "run")).metrics["loss"], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -141,9 +141,9 @@ class _OwnOperator(nn.Module):
     ],
 )  # fmt: skip
 def test_mistakes_are_named_and_leave_nothing(change, error, said, tmp_path):
-    given = {"model": built("pom"), "inputs": torch.randn(1, 4, DIM), "out": tmp_path / "out", **change()}
+    arguments = {"model": built("pom"), "inputs": torch.randn(1, 4, DIM), "out": tmp_path / "out", **change()}
     with pytest.raises(error, match=said):
-        polymix.export.export(**given)
+        polymix.export.export(**arguments)
     assert not list(tmp_path.iterdir())
 
 

@@ -34,11 +34,11 @@ def entries(folder):
 
 
 def test_the_manifest_says_what_was_compiled_for_which_chip(compiled):
-    found = entries(compiled)
-    assert set(found) == {
+    listed = entries(compiled)
+    assert set(listed) == {
         f"qnn/model-{scheme}{end}" for scheme in ("a8w8", "a16w8") for end in (".onnx", "-context.onnx")
     }
-    entry = found["qnn/model-a8w8-context.onnx"]
+    entry = listed["qnn/model-a8w8-context.onnx"]
     assert entry["chip"] == {
         "name": "snapdragon-8-gen-2",
         "model": "SM8550",
@@ -58,9 +58,9 @@ def test_the_manifest_says_what_was_compiled_for_which_chip(compiled):
 
 
 def test_the_emulator_gives_the_numbers_of_pytorch(compiled):
-    found = entries(compiled)
-    assert 1e-4 < found["qnn/model-a8w8-context.onnx"]["error"] < 0.06
-    assert found["qnn/model-a16w8-context.onnx"]["error"] < 0.5 * found["qnn/model-a8w8-context.onnx"]["error"]
+    listed = entries(compiled)
+    assert 1e-4 < listed["qnn/model-a8w8-context.onnx"]["error"] < 0.06
+    assert listed["qnn/model-a16w8-context.onnx"]["error"] < 0.5 * listed["qnn/model-a8w8-context.onnx"]["error"]
     results = polymix.export.check(compiled)
     assert len(results) == 4 and all(result.passed for result in results)
 

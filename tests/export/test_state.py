@@ -65,9 +65,9 @@ def test_a_mixer_finds_the_tokens_of_pytorch_step_by_step(case, count, tmp_path)
     polymix.export.export_graphs(mixer_graphs(mixer, PROMPT, modes=("prefill", "step")), tmp_path / "out")
     words = torch.randn(40, DIM, generator=torch.Generator().manual_seed(1))
     prompt = torch.randint(40, (PROMPT,), generator=torch.Generator().manual_seed(2))
-    found = list(exported_tokens(tmp_path / "out", words, prompt, count))
-    assert [token for token, _ in found] == list(pytorch_tokens(mixer, words, prompt, count))
-    assert len({size for _, size in found}) == 1, "the state has grown"
+    pieces = list(exported_tokens(tmp_path / "out", words, prompt, count))
+    assert [token for token, _ in pieces] == list(pytorch_tokens(mixer, words, prompt, count))
+    assert len({size for _, size in pieces}) == 1, "the state has grown"
 
 
 def test_a_mixer_without_a_state_is_refused():

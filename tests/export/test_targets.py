@@ -180,11 +180,11 @@ def test_a_run_of_polymix_train_exports_with_its_own_data(tmp_path):
     assert end.value.code == 0
     entry = json.loads((tmp_path / "out/manifest.json").read_text())["files"][0]
     assert entry["free"] == ["batch"]
-    given = np.load(tmp_path / "out" / entry["inputs"])
-    assert given["images"].ndim == 4 and len(given["images"]) == 2
+    arrays = np.load(tmp_path / "out" / entry["inputs"])
+    assert arrays["images"].ndim == 4 and len(arrays["images"]) == 2
 
 
 def test_distance_is_relative_and_infinite_for_nan():
-    wanted = {"y": np.array([3.0, 4.0])}
-    assert distance({"y": np.array([3.0, 4.5])}, wanted) == pytest.approx(0.1)
-    assert distance({"y": np.array([np.nan, 4.0])}, wanted) == distance({}, wanted) == np.inf
+    expected = {"y": np.array([3.0, 4.0])}
+    assert distance({"y": np.array([3.0, 4.5])}, expected) == pytest.approx(0.1)
+    assert distance({"y": np.array([np.nan, 4.0])}, expected) == distance({}, expected) == np.inf

@@ -51,13 +51,13 @@ def test_the_folder_holds_all_that_its_page_loads(package, quick, tmp_path):
     out = tmp_path / "out"
     inputs = {"ids": torch.arange(6).reshape(2, 3), "keep": torch.tensor([[True, False, True]] * 2)}
     polymix.export.export(Bytes().eval(), inputs, out, targets=("web",), runtime=package)
-    told = content(out, "web/site.json")
-    (model,) = told["models"]
+    site = content(out, "web/site.json")
+    (model,) = site["models"]
     for file in (model["file"], *model["inputs"].values(), *model["outputs"].values()):
         assert (out / "web" / file).is_file()
-    given = {name: np.load(out / "web" / file) for name, file in model["inputs"].items()}
-    assert given["ids"].tolist() == inputs["ids"].tolist() and given["keep"].dtype == bool
-    assert model["drawing"] is None and told["curves"] == []
+    arrays = {name: np.load(out / "web" / file) for name, file in model["inputs"].items()}
+    assert arrays["ids"].tolist() == inputs["ids"].tolist() and arrays["keep"].dtype == bool
+    assert model["drawing"] is None and site["curves"] == []
     page = (out / "web/index.html").read_text("utf-8")
     assert "Bytes" in page and "1.99.0" in page
     assert "http://" not in page and "https://" not in page and "default-src 'none'" in page
@@ -201,9 +201,9 @@ def test_what_cannot_be_timed_is_said():
 def test_curves_come_with_checked_files(package, tmp_path):
     mixer = polymix.create_mixer("pom", 8).eval()
     polymix.export.export(mixer, torch.randn(2, 8, 8), tmp_path / "out", targets=("web",), runtime=package)
-    told = content(tmp_path / "out", "web/site.json")["curves"]
-    assert [line["label"] for line in told] == ["softmax attention", "pom"]
-    for line in told:
+    page = content(tmp_path / "out", "web/site.json")["curves"]
+    assert [line["label"] for line in page] == ["softmax attention", "pom"]
+    for line in page:
         path = f"web/{line['files']['0']}"
         entries = [entry for entry in content(tmp_path / "out")["files"] if entry["path"] == path]
         assert len(entries) == 2 and all(entry["free"] == ["tokens"] and entry["error"] < 1e-5 for entry in entries)

@@ -130,21 +130,21 @@ def test_the_canvas_gives_models_what_their_training_gave_them(digits, runs, ser
     """The image of a drawing, resized and normalised in the page, is what PyTorch makes of that image."""
     strokes = [[[100 + 200 * x, 300 * y] for x, y in TWO]]
     with opened(serve(digits / "web"), tmp_path / "profile", watch=True) as page:
-        told = page.evaluate(
+        shown = page.evaluate(
             '(async () => { const { imageOf, inputOf } = await import("./canvas.js");'
             'const { models: [{ drawing }] } = await (await fetch("site.json")).json();'
             f"const image = imageOf({json.dumps(strokes)}, drawing);"
             "return JSON.stringify([[...image], [...inputOf(image, drawing).data]]); })()"
         )
-    image, given = (torch.tensor(part, dtype=torch.float64) for part in json.loads(told))
+    image, given = (torch.tensor(part, dtype=torch.float64) for part in json.loads(shown))
     image = image.reshape(1, 1, 8, 8)
     assert image.min() == 0 and image.max() == 16 and (image == image.round()).all()
     assert image.mean().item() == pytest.approx(0.305 * 16, rel=0.05), "as dark as the digits"
     assert image[0, 0, 0].sum() > 0 and image[0, 0, -1].sum() > 0 and image[..., 0].sum() == 0, "as high, and centred"
     summary = SavedRun.of(runs[0]).summary
     wide = torch.nn.functional.interpolate(image, size=16, mode="bilinear", antialias=True)
-    wanted = (wide - summary["mean"][0]) / summary["std"][0]
-    torch.testing.assert_close(given.reshape(1, 1, 16, 16), wanted, atol=1e-5, rtol=0)
+    expected = (wide - summary["mean"][0]) / summary["std"][0]
+    torch.testing.assert_close(given.reshape(1, 1, 16, 16), expected, atol=1e-5, rtol=0)
 
 
 def test_it_compares_with_pytorch_and_measures(digits, serve, tmp_path):
@@ -163,19 +163,19 @@ def test_it_compares_with_pytorch_and_measures(digits, serve, tmp_path):
         assert all(row[1].endswith("ms") and row[2].endswith("ms") and float(row[3]) > 0 for row in table[1:])
         assert page.evaluate('document.querySelectorAll("#latency polyline").length') == 2
         for view in ({"width": 1200}, {"width": 1200, "dark": True}, {"width": 375}, {"width": 375, "dark": True}):
-            found = page.see(**view)
-            assert not found["overflow"] and not found["faint"], (view, found)
+            seen = page.see(**view)
+            assert not seen["overflow"] and not seen["faint"], (view, seen)
         assert_clean(page, url)
 
 
 def test_a_page_that_differs_from_pytorch_says_so(digits, serve, tmp_path):
     folder = tmp_path / "web"
     shutil.copytree(digits / "web", folder)
-    told = json.loads((folder / "site.json").read_text())
-    first, second = told["models"]
+    content = json.loads((folder / "site.json").read_text())
+    first, second = content["models"]
     first["outputs"]["output"] = second["outputs"]["output"]
     second["file"] = "models/gone.onnx"
-    (folder / "site.json").write_text(json.dumps(told))
+    (folder / "site.json").write_text(json.dumps(content))
     with opened(serve(folder), tmp_path / "profile") as page:
         wait(page, done("checks"))
         rows = json.loads(page.evaluate(

@@ -91,9 +91,9 @@ def judged(samples):
                     metrics.add_label_tp(name, theirs, value)
                     if known:
                         rows[name][error] = value
-    found = {"NDS": metrics.nd_score, "mAP": metrics.mean_ap}
-    found |= {error: metrics.tp_errors[theirs] for error, theirs in ERRORS.items()}
-    return {"metrics": found, "classes": rows}
+    scores = {"NDS": metrics.nd_score, "mAP": metrics.mean_ap}
+    scores |= {error: metrics.tp_errors[theirs] for error, theirs in ERRORS.items()}
+    return {"metrics": scores, "classes": rows}
 
 
 if __name__ == "__main__":

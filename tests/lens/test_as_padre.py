@@ -79,9 +79,9 @@ def test_exact_forms(key):
 @pytest.mark.parametrize("key", ["conv2former", "hyena-2", "poly_nl-2", "pom-1", "sima", "castling", "qt"])
 def test_the_form_is_of_the_degree_that_it_says(key):
     form = case(key)[1]
-    found = degree(form, shape=(1, N, D))
+    result = degree(form, shape=(1, N, D))
     said = form.polynomial
-    assert (found.degree, found.homogeneous, found.rational) == (said.degree, said.homogeneous, said.rational)
+    assert (result.degree, result.homogeneous, result.rational) == (said.degree, said.homogeneous, said.rational)
 
 
 def test_frozen_norms_hold_at_their_input_alone():

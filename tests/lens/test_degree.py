@@ -28,8 +28,8 @@ def product(degree, seed):
 @given(degree=st.integers(0, 8), lower=st.sets(st.integers(0, 7), max_size=3), seed=st.integers(0, 1000))
 def test_random_polynomials(degree, lower, seed):
     parts = [product(d, seed + d) for d in sorted({degree, *(d for d in lower if d < degree)})]
-    found = lens.degree(lambda x: sum(part(x) for part in parts), shape=SHAPE, seed=seed)
-    assert (found.degree, found.homogeneous, found.rational) == (degree, len(parts) == 1, None), found.explain()
+    result = lens.degree(lambda x: sum(part(x) for part in parts), shape=SHAPE, seed=seed)
+    assert (result.degree, result.homogeneous, result.rational) == (degree, len(parts) == 1, None), result.explain()
 
 
 @pytest.mark.parametrize(("function", "degree"), [
@@ -40,22 +40,22 @@ def test_random_polynomials(degree, lower, seed):
     (lambda x: (x.float() ** 2).double(), 2),
 ])  # fmt: skip
 def test_faint_and_odd_polynomials(function, degree):
-    found = lens.degree(function, shape=(1, 5))
-    assert found.degree == degree, found.explain()
+    result = lens.degree(function, shape=(1, 5))
+    assert result.degree == degree, result.explain()
 
 
 @pytest.mark.parametrize("omega", [0.05, 0.3, 1.0, 7.0, 30.0, 1e3, 1e5])
 @pytest.mark.parametrize("power", [1, 3])
 def test_near_misses(omega, power):
     """A polynomial plus a millionth of a sine is none, however slow or fast the sine is."""
-    found = lens.degree(lambda x: x**power + 1e-6 * torch.sin(omega * x), shape=(1, 5))
-    assert found.degree is None and not found.rational and not found.homogeneous, found.explain()
+    result = lens.degree(lambda x: x**power + 1e-6 * torch.sin(omega * x), shape=(1, 5))
+    assert result.degree is None and not result.rational and not result.homogeneous, result.explain()
 
 
 @pytest.mark.parametrize("miss", [torch.tanh, torch.relu, torch.abs, F.gelu, torch.exp, torch.round])
 def test_other_near_misses(miss):
-    found = lens.degree(lambda x: x**3 + 1e-6 * miss(x), shape=(1, 5))
-    assert found.degree is None and not found.rational, found.explain()
+    result = lens.degree(lambda x: x**3 + 1e-6 * miss(x), shape=(1, 5))
+    assert result.degree is None and not result.rational, result.explain()
 
 
 NONE = {
@@ -70,9 +70,9 @@ NONE = {
 
 @pytest.mark.parametrize("name", list(NONE))
 def test_what_is_neither_polynomial_nor_rational(name):
-    found = lens.degree(NONE[name], shape=(1, 5))
-    assert (found.degree, found.homogeneous, found.rational) == (None, False, None), found.explain()
-    assert "neither a polynomial nor a quotient" in str(found)
+    result = lens.degree(NONE[name], shape=(1, 5))
+    assert (result.degree, result.homogeneous, result.rational) == (None, False, None), result.explain()
+    assert "neither a polynomial nor a quotient" in str(result)
 
 
 @pytest.mark.parametrize(("function", "says"), [
@@ -81,10 +81,10 @@ def test_what_is_neither_polynomial_nor_rational(name):
     (lambda x: x**17, "polynomial of degree 17"), (lambda x: x**40, "No polynomial of degree 16 or less"),
 ])  # fmt: skip
 def test_the_reason_is_said(function, says):
-    found = lens.degree(function, shape=(1, 5))
-    assert found.degree is None
-    assert says in found.evidence.reason
-    assert says in found.explain()
+    result = lens.degree(function, shape=(1, 5))
+    assert result.degree is None
+    assert says in result.evidence.reason
+    assert says in result.explain()
 
 
 def test_a_higher_degree_when_asked_for():
@@ -102,17 +102,17 @@ def test_a_tiny_constant_breaks_homogeneity():
     ({"degree": 5, "bias": False}, 5, False),
 ])  # fmt: skip
 def test_padre_of_high_degree(options, degree, homogeneous):
-    found = lens.degree(build("padre", 6, **options))
-    assert (found.degree, found.homogeneous) == (degree, homogeneous), found.explain()
+    result = lens.degree(build("padre", 6, **options))
+    assert (result.degree, result.homogeneous) == (degree, homogeneous), result.explain()
 
 
 def test_the_evidence():
-    found = lens.degree(lambda x: x**3, shape=(1, 5), lines=2, max_degree=6)
-    evidence = found.evidence
+    result = lens.degree(lambda x: x**3, shape=(1, 5), lines=2, max_degree=6)
+    evidence = result.evidence
     assert list(evidence.residual) == list(range(7))
     assert evidence.excess[3] <= 1 < 1e6 < evidence.excess[2]
     assert evidence.residual[3] <= evidence.tolerance < 1e-11
     assert evidence.noise < 1e-14
     assert (evidence.lines, evidence.outputs, evidence.shape, evidence.needed) == (2, 5, (1, 5), (3,) * 6)
-    assert "degree 3" in str(found)
-    assert "1024: 3" in found.explain()
+    assert "degree 3" in str(result)
+    assert "1024: 3" in result.explain()

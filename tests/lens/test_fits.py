@@ -22,27 +22,27 @@ def linear(i):
     (lambda x: x * x.sum(-1, keepdim=True) ** 2 / (1e-6 + x.square().sum(-1, keepdim=True) ** 2), (3, 4)),
 ])  # fmt: skip
 def test_degrees(function, degrees):
-    found = lens.degree(function, shape=(1, 5))
-    assert (found.degree, found.rational) == (None, degrees), found.explain()
-    assert str(found) == f"not a polynomial: rational, degree {degrees[0]} over degree {degrees[1]}"
+    result = lens.degree(function, shape=(1, 5))
+    assert (result.degree, result.rational) == (None, degrees), result.explain()
+    assert str(result) == f"not a polynomial: rational, degree {degrees[0]} over degree {degrees[1]}"
 
 
 @pytest.mark.parametrize(("heads", "form"), [(1, "compact"), (1, "full"), (2, "full")])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_qt(heads, form, seed):
     """A head is of degree 5 over degree 4; W_o brings the heads to a common denominator."""
-    found = lens.degree(build("qt", 8, heads=heads, form=form), seed=seed)
-    assert found.rational == (4 * heads + 1, 4 * heads), found.explain()
+    result = lens.degree(build("qt", 8, heads=heads, form=form), seed=seed)
+    assert result.rational == (4 * heads + 1, 4 * heads), result.explain()
 
 
 @pytest.mark.parametrize("function", [lambda x: (x**2 - 1) * (x + 2), lambda x: (x**4 - 1) / (x**2 + 1)])
 def test_a_quotient_that_is_a_polynomial_is_one(function):
-    found = lens.degree(function, shape=(1, 5))
-    assert found.degree is not None
-    assert not found.rational
+    result = lens.degree(function, shape=(1, 5))
+    assert result.degree is not None
+    assert not result.rational
 
 
 def test_it_can_be_left_out():
-    found = lens.degree(lambda x: 1 / (1 + x * x), shape=(1, 5), max_rational=0)
-    assert found.degree is None
-    assert found.rational is None
+    result = lens.degree(lambda x: 1 / (1 + x * x), shape=(1, 5), max_rational=0)
+    assert result.degree is None
+    assert result.rational is None

@@ -35,19 +35,19 @@ def picture(seed=0):
 def test_maps_of_every_mixer(name, class_token):
     model = host(name, class_token=class_token)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found = lens.influence(model, picture())
-    assert (found.mixer, found.module, found.grid) == (name, "blocks.1.mixer", (4, 6))
-    assert found.token == int(class_token) + 2 * 6 + 3, "the middle"
-    assert set(found.maps) == {"jacobian", "gradient"} | ({"attention"} if name == "softmax" else set())
-    for kind, values in found.maps.items():
+    result = lens.influence(model, picture())
+    assert (result.mixer, result.module, result.grid) == (name, "blocks.1.mixer", (4, 6))
+    assert result.token == int(class_token) + 2 * 6 + 3, "the middle"
+    assert set(result.maps) == {"jacobian", "gradient"} | ({"attention"} if name == "softmax" else set())
+    for kind, values in result.maps.items():
         assert values.shape == (4, 6)
         assert values.isfinite().all() and values.any()
-        assert found.prefix[kind].shape == (int(class_token),)
-    assert found.maps["jacobian"].min() >= 0
+        assert result.prefix[kind].shape == (int(class_token),)
+    assert result.maps["jacobian"].min() >= 0
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert model.training
     assert all(p.grad is None for p in model.parameters())
-    assert "half of it on" in str(found)
+    assert "half of it on" in str(result)
 
 
 def test_the_maps_are_the_derivatives():
@@ -58,18 +58,18 @@ def test_the_maps_are_the_derivatives():
     block.mixer.register_forward_pre_hook(lambda module, given: seen.update(x=given[0]))
     answer = model(images)[0]
     (slope,) = torch.autograd.grad(answer[1], seen["x"])
-    found = lens.influence(model, images, module="blocks.0.mixer", token=(1, 2), target=1)
-    assert torch.allclose(found.maps["gradient"].flatten(), (slope * seen["x"])[0].sum(-1).detach())
+    result = lens.influence(model, images, module="blocks.0.mixer", token=(1, 2), target=1)
+    assert torch.allclose(result.maps["gradient"].flatten(), (slope * seen["x"])[0].sum(-1).detach())
     table = torch.autograd.functional.jacobian(lambda x: block.mixer(x)[0, 8], seen["x"].detach())[:, 0]
-    assert torch.allclose(found.maps["jacobian"].flatten(), table.square().sum((0, 2)).sqrt())
+    assert torch.allclose(result.maps["jacobian"].flatten(), table.square().sum((0, 2)).sqrt())
     letters = block.mixer.matrices(24)
     x = seen["x"][0].detach()
     weights = torch.zeros(24, dtype=torch.float64)
     q, k = x @ letters["W_q"] + letters["b_q"], x @ letters["W_k"] + letters["b_k"]
     for head in (slice(0, 4), slice(4, 8)):
         weights += torch.softmax(q[8, head] @ k[:, head].T / 2, 0) / 2
-    assert torch.allclose(found.maps["attention"].flatten(), weights)
-    assert found.maps["attention"].sum().item() == pytest.approx(1)
+    assert torch.allclose(result.maps["attention"].flatten(), weights)
+    assert result.maps["attention"].sum().item() == pytest.approx(1)
 
 
 class Sequence(nn.Module):
@@ -88,20 +88,20 @@ class Sequence(nn.Module):
 def test_a_causal_model_of_ones_own(name):
     mask = torch.ones(1, 10, dtype=torch.bool)
     mask[:, :2] = False
-    found = lens.influence(Sequence(name), torch.randn(1, 10, 3), token=5, mask=mask)
-    assert found.grid == (10,)
-    for kind in found.maps.keys() - {"gradient"}:
-        assert found.maps[kind].nonzero().flatten().tolist() == [2, 3, 4, 5], kind
+    result = lens.influence(Sequence(name), torch.randn(1, 10, 3), token=5, mask=mask)
+    assert result.grid == (10,)
+    for kind in result.maps.keys() - {"gradient"}:
+        assert result.maps[kind].nonzero().flatten().tolist() == [2, 3, 4, 5], kind
     if name == "softmax":
-        assert found.maps["attention"].sum().item() == pytest.approx(1)
+        assert result.maps["attention"].sum().item() == pytest.approx(1)
 
 
 def test_a_mixer_alone():
-    found = lens.influence(
+    result = lens.influence(
         polymix.create_mixer("padre", 4, grid=(3, 4), kernel_size=3), torch.randn(1, 12, 4), token=(0, 0)
     )
-    assert (found.module, found.grid) == ("", (3, 4))
-    assert found.maps["jacobian"].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert (result.module, result.grid) == ("", (3, 4))
+    assert result.maps["jacobian"].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
 
 
 def test_errors():
@@ -134,8 +134,8 @@ def test_a_trained_model_on_a_real_digit_beside_attention(tmp_path):
         build = partial(VisionTransformer, config, **sizes)
         models.append(train_in_memory(ClassifyTask(ClassifyRecipe(image_size=8, epochs=1)), data, build).model)
     image = data.normalise(data.test.images[:1])
-    found = lens.influence(models[0], image, beside=models[1])
-    assert (found.beside.mixer, found.beside.token, found.beside.target) == ("softmax", found.token, found.target)
-    assert set(found.beside.maps) - set(found.maps) == {"attention"}
-    assert found.plot(tmp_path / "influence.png").stat().st_size > 20_000
-    assert torch.equal(found.image.float(), image[0])
+    result = lens.influence(models[0], image, beside=models[1])
+    assert (result.beside.mixer, result.beside.token, result.beside.target) == ("softmax", result.token, result.target)
+    assert set(result.beside.maps) - set(result.maps) == {"attention"}
+    assert result.plot(tmp_path / "influence.png").stat().st_size > 20_000
+    assert torch.equal(result.image.float(), image[0])

@@ -25,9 +25,9 @@ def test_monomials():
         4: (set(), set()),
     }
     for order, (first, second) in expected.items():
-        found = lens.interactions(function, order, shape=(1, 3, 2))
-        assert found.of(0, 0).tuples == first
-        assert found.of(1).tuples == second
+        result = lens.interactions(function, order, shape=(1, 3, 2))
+        assert result.of(0, 0).tuples == first
+        assert result.of(1).tuples == second
     third = lens.interactions(function, 3, shape=(1, 3, 2), output=(0, 0))
     assert third.token_tuples == {(0, 1, 1)}
     assert third.channel_tuples == {(0, 1, 1)}
@@ -51,10 +51,10 @@ def test_against_autograd(order):
     for _ in range(order):
         nested = torch.func.jacfwd(nested)
     table = nested(tokens(N * C, seed=4))
-    found = lens.interactions(function, order, shape=(1, N, C))
+    result = lens.interactions(function, order, shape=(1, N, C))
     for channel in range(C):
         reach = table[channel].nonzero().tolist()
-        assert found.of(0, channel).tuples == {tuple(sorted(divmod(i, C) for i in row)) for row in reach}
+        assert result.of(0, channel).tuples == {tuple(sorted(divmod(i, C) for i in row)) for row in reach}
 
 
 def non_local(x):
@@ -87,35 +87,35 @@ PL_023 = {
 @pytest.mark.parametrize("name", list(PL_022))
 def test_poly_nl_reaches_the_triplets_of_the_non_local_block(name):
     """Entry by entry, token and channel, for every output (Eq. 8 and 10)."""
-    found = lens.interactions(PL_022[name], 3, shape=(1, N, C))
+    result = lens.interactions(PL_022[name], 3, shape=(1, N, C))
     for a in range(N):
         for b in range(C):
-            assert found.of(a, b).tuples == triplets(a)
+            assert result.of(a, b).tuples == triplets(a)
 
 
 @pytest.mark.parametrize("name", list(PL_023))
 def test_poly_sa_reaches_the_triplets_of_self_attention(name):
     """The same positions x_(a,·) x_(e,·) x_(e,·). Of the channels attention pairs any d with the same f of q and k."""
-    found = lens.interactions(PL_023[name], 3, shape=(1, N, C))
+    result = lens.interactions(PL_023[name], 3, shape=(1, N, C))
     for a in range(N):
         for b in range(C):
-            assert found.of(a, b).token_tuples == {tuple(sorted((a, e, e))) for e in range(N)}
-            assert found.of(a, b).tuples == triplets(a)
+            assert result.of(a, b).token_tuples == {tuple(sorted((a, e, e))) for e in range(N)}
+            assert result.of(a, b).tuples == triplets(a)
 
 
 def test_poly_nl_without_w_2_reaches_none():
-    found = lens.interactions(build("poly_nl", C, order=2), 3, shape=(1, N, C))
-    assert not found.reach.any()
-    assert found.counts["tuples"] == Count(0, math.comb(N * C + 2, 3))
+    result = lens.interactions(build("poly_nl", C, order=2), 3, shape=(1, N, C))
+    assert not result.reach.any()
+    assert result.counts["tuples"] == Count(0, math.comb(N * C + 2, 3))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("c", [1, 2])
 def test_n_c_cubed_of_n_cubed_c_cubed(n, c):
     """As the Poly-NL paper counts them."""
-    found = lens.interactions(build("poly_nl", c, bias=False), 3, shape=(1, n, c))
-    assert found.counts["terms"] == Count(n * c**3, n**3 * c**3)
-    assert found.counts["tokens"] == Count(n, math.comb(n + 2, 3))
+    result = lens.interactions(build("poly_nl", c, bias=False), 3, shape=(1, n, c))
+    assert result.counts["terms"] == Count(n * c**3, n**3 * c**3)
+    assert result.counts["tokens"] == Count(n, math.comb(n + 2, 3))
 
 
 def test_the_share_at_64_positions():
@@ -129,10 +129,10 @@ def test_the_share_at_64_positions():
 
 
 def test_a_causal_mixer_and_the_default_output():
-    found = lens.interactions(build("pom", 2), 2, causal=True)
-    assert found.output == (3, None), "the last token, which most reach"
-    assert found.of(0).token_tuples == {(0, 0)}
-    assert found.token_tuples == {(j, j) for j in range(4)} | {(j, 3) for j in range(4)}, (
+    result = lens.interactions(build("pom", 2), 2, causal=True)
+    assert result.output == (3, None), "the last token, which most reach"
+    assert result.of(0).token_tuples == {(0, 0)}
+    assert result.token_tuples == {(j, j) for j in range(4)} | {(j, 3) for j in range(4)}, (
         "its gate asks, each token tells"
     )
 
@@ -140,20 +140,20 @@ def test_a_causal_mixer_and_the_default_output():
 def test_softmax_at_every_order():
     """All of them: each weight depends on all tokens; order 4 too."""
     for order in (1, 2, 3, 4):
-        found = lens.interactions(build("softmax", 1), order, shape=(1, 3, 1))
-        assert found.counts["tokens"].share == 1, order
+        result = lens.interactions(build("softmax", 1), order, shape=(1, 3, 1))
+        assert result.counts["tokens"].share == 1, order
 
 
 def test_kinks_count():
     """Of max(a, b), the second derivative vanishes almost everywhere, yet the two interact."""
-    found = lens.interactions(lambda x: x.amax(-1, keepdim=True), 2, shape=(1, 2), draws=8)
-    assert ((0, 0), (0, 1)) in found.tuples
+    result = lens.interactions(lambda x: x.amax(-1, keepdim=True), 2, shape=(1, 2), draws=8)
+    assert ((0, 0), (0, 1)) in result.tuples
 
 
 @pytest.mark.parametrize(("order", "shape"), [(2, (1, 4, 2)), (3, (1, 3, 2)), (1, (6,)), (2, (1, 12, 2))])
 @pytest.mark.draws
 def test_the_picture(tmp_path, order, shape):
-    found = lens.interactions(lambda x: x * x.roll(1, 0), order, shape=shape)
-    assert found.plot(tmp_path / "new" / "picture.png").stat().st_size > 5_000
+    result = lens.interactions(lambda x: x * x.roll(1, 0), order, shape=shape)
+    assert result.plot(tmp_path / "new" / "picture.png").stat().st_size > 5_000
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["picture.png"]
-    assert f"order {order}" in str(found)
+    assert f"order {order}" in str(result)

@@ -152,10 +152,10 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
             raise ImportError(name)
         return real(name, *rest)
 
-    found = lens.degree(lambda x: x, shape=(1, 3))
+    result = lens.degree(lambda x: x, shape=(1, 3))
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"\.\[train\]"):
-        found.plot(tmp_path / "a.png")
+        result.plot(tmp_path / "a.png")
 
 
 @pytest.mark.slow

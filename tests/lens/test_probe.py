@@ -55,8 +55,8 @@ def test_a_module_in_bfloat16_and_under_autocast():
 
 
 def test_a_function_that_mixes_its_batch_is_asked_point_by_point():
-    found = lens.degree(lambda x: x * x.sum(0), shape=(2, 3, 2))
-    assert (found.degree, found.homogeneous) == (2, True)
+    result = lens.degree(lambda x: x * x.sum(0), shape=(2, 3, 2))
+    assert (result.degree, result.homogeneous) == (2, True)
     assert lens.degree(lambda x: x * x.mean(), shape=(1, 3, 2)).degree == 2
 
 
@@ -105,6 +105,6 @@ def test_more_errors():
 def test_a_given_input_is_the_first_looked_at():
     """sqrt exists at ones, not at random inputs."""
     x = torch.full((1, 4), 9.0)
-    found = lens.receptive_field(lambda x: x.sqrt(), x=x, draws=1)
-    assert torch.allclose(found.magnitude, torch.eye(1, dtype=torch.float64) * (4 / 36) ** 0.5)
+    result = lens.receptive_field(lambda x: x.sqrt(), x=x, draws=1)
+    assert torch.allclose(result.magnitude, torch.eye(1, dtype=torch.float64) * (4 / 36) ** 0.5)
     assert lens.degree(lambda x: x + 0, tokens(1, 4)).degree == 1

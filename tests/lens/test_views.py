@@ -29,17 +29,17 @@ def convolution(mode):
     (lambda x: x.mean(1), {"shape": (1, 5, 2)}, torch.ones(1, 5).bool()),
 ])  # fmt: skip
 def test_receptive_field(module, options, expected):
-    found = lens.receptive_field(module, **options)
-    assert torch.equal(found.reach, expected)
-    assert found.magnitude.shape == expected.shape
-    assert not found.magnitude[~expected].any()
+    result = lens.receptive_field(module, **options)
+    assert torch.equal(result.reach, expected)
+    assert result.magnitude.shape == expected.shape
+    assert not result.magnitude[~expected].any()
 
 
 def test_its_magnitude_is_the_jacobian():
     weight = torch.arange(1.0, 13.0, dtype=torch.float64).view(4, 3)
-    found = lens.receptive_field(lambda x: (weight @ x[0])[None], shape=(1, 3, 2))
-    assert torch.allclose(found.magnitude, weight * 2**0.5)
-    assert (found.causal, found.span) == (False, (3, 3))
+    result = lens.receptive_field(lambda x: (weight @ x[0])[None], shape=(1, 3, 2))
+    assert torch.allclose(result.magnitude, weight * 2**0.5)
+    assert (result.causal, result.span) == (False, (3, 3))
 
 
 def test_many_channels_are_sampled():
@@ -48,12 +48,12 @@ def test_many_channels_are_sampled():
 
 
 def test_a_grid_and_its_prefix():
-    found = lens.receptive_field(build("padre", 4, grid=(5, 6), kernel_size=3, num_prefix_tokens=1))
-    assert (found.grid, found.prefix) == ((5, 6), 1), "small grids are taken whole"
-    middle = found.reach[1:, 1:].reshape(5, 6, 5, 6)[2, 3]
+    result = lens.receptive_field(build("padre", 4, grid=(5, 6), kernel_size=3, num_prefix_tokens=1))
+    assert (result.grid, result.prefix) == ((5, 6), 1), "small grids are taken whole"
+    middle = result.reach[1:, 1:].reshape(5, 6, 5, 6)[2, 3]
     assert middle.nonzero().tolist() == [[i, j] for i in (1, 2, 3) for j in (2, 3, 4)]
-    assert found.reach[0].all(), "the prefix token is mixed from the mean of the grid"
-    assert "1" in str(found)
+    assert result.reach[0].all(), "the prefix token is mixed from the mean of the grid"
+    assert "1" in str(result)
 
 
 @pytest.mark.parametrize(("module", "options", "permutation", "circular", "interior"), [
@@ -68,12 +68,12 @@ def test_a_grid_and_its_prefix():
     (lambda x: x.flip(1), {"shape": (1, 9, 2)}, False, False, None),
 ])  # fmt: skip
 def test_equivariance(module, options, permutation, circular, interior):
-    found = lens.equivariance(module, **options)
-    assert (found.permutation.holds, found.circular.holds) == (permutation, circular), str(found)
-    if interior is not None or found.interior.holds is not None:
-        assert found.interior.holds == interior or interior is None, str(found)
+    result = lens.equivariance(module, **options)
+    assert (result.permutation.holds, result.circular.holds) == (permutation, circular), str(result)
+    if interior is not None or result.interior.holds is not None:
+        assert result.interior.holds == interior or interior is None, str(result)
     if interior is None and permutation is True:
-        assert found.interior.error is None, "every token reaches every other: there is no interior"
+        assert result.interior.error is None, "every token reaches every other: there is no interior"
 
 
 def test_the_grid_of_the_call():
@@ -94,11 +94,11 @@ def test_the_grid_of_the_call():
 ])  # fmt: skip
 def test_contextual_mapping(name, options, call, holds):
     """On the inputs tried PoM is one (Lemma 3.3), unless it reads the context by a polynomial of too low a degree."""
-    found = lens.contextual_mapping(build(name, 6, **options), **call)
-    assert found.holds == holds, str(found)
-    assert (min(found.twins, found.alike) > found.tolerance) == holds, "the tokens that did not change tell"
-    assert found.pairs == len(found.nearest) * (len(found.nearest) - 1) // 2
-    assert found.min_distance == pytest.approx(min(found.nearest.min().item(), found.alike))
+    result = lens.contextual_mapping(build(name, 6, **options), **call)
+    assert result.holds == holds, str(result)
+    assert (min(result.twins, result.alike) > result.tolerance) == holds, "the tokens that did not change tell"
+    assert result.pairs == len(result.nearest) * (len(result.nearest) - 1) // 2
+    assert result.min_distance == pytest.approx(min(result.nearest.min().item(), result.alike))
 
 
 @pytest.mark.parametrize(("pair", "degree"), list(zip(EQUAL_SUMS, range(1, 6), strict=True)))
@@ -121,18 +121,18 @@ def test_two_contexts_with_the_same_row_exist_at_every_degree(name, degree):
 
 def test_a_collision_that_is_known():
     """Where one token moves by as much as another moves back, a mean stays: the search finds such contexts."""
-    found = lens.contextual_mapping(lambda x: x + x.mean(1, keepdim=True), shape=(1, 4, 3))
-    one, other = found.collision
-    assert not found.holds and found.alike == pytest.approx(0, abs=1e-12)
+    result = lens.contextual_mapping(lambda x: x + x.mean(1, keepdim=True), shape=(1, 4, 3))
+    one, other = result.collision
+    assert not result.holds and result.alike == pytest.approx(0, abs=1e-12)
     torch.testing.assert_close(one.mean(0), other.mean(0))
     assert lens.contextual_mapping(torch.nn.Linear(3, 3), shape=(1, 1, 3)).collision is None, "there is no context"
 
 
 def test_what_forgets_its_token_is_no_contextual_mapping():
-    found = lens.contextual_mapping(lambda x: x.mean(1, keepdim=True).expand_as(x), shape=(1, 4, 3))
-    assert not found.holds
-    assert found.within == 0
-    assert found.twins > 1e-3
+    result = lens.contextual_mapping(lambda x: x.mean(1, keepdim=True).expand_as(x), shape=(1, 4, 3))
+    assert not result.holds
+    assert result.within == 0
+    assert result.twins > 1e-3
 
 
 @pytest.mark.draws

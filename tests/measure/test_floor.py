@@ -61,13 +61,15 @@ def test_every_way_to_run_an_op_does_its_whole_work(op):
     expected = first()
     for way in others:
         with FlopCounterMode(display=False) as counter:
-            found = way()
-        if isinstance(found, list):  # in blocks, which share their memory: count the work, compare the last
+            products = way()
+        if isinstance(products, list):  # in blocks, which share their memory: count the work, compare the last
             assert counter.get_total_flops() == 2 * 2 * op.multiply_adds
-            found, expected_part = found[-1], expected[-len(found[-1]) :]
+            products, expected_part = products[-1], expected[-len(products[-1]) :]
         else:
-            expected_part = expected if found.shape == expected.shape else expected.movedim(1, -1).reshape(found.shape)
-        assert torch.allclose(found, expected_part, atol=1e-4), "another result"
+            expected_part = (
+                expected if products.shape == expected.shape else expected.movedim(1, -1).reshape(products.shape)
+            )
+        assert torch.allclose(products, expected_part, atol=1e-4), "another result"
 
 
 def slower_with(threads):

@@ -19,10 +19,10 @@ def graphs(mixer, calls, any_length=True):
         for tensor in (x, *options.values()) if any_length else ():
             if torch.is_tensor(tensor):
                 torch._dynamo.mark_dynamic(tensor, (0, 1))
-        y, wanted = compiled(x, **options), mixer(x, **options)
-        close(y, wanted, 1e-5)
+        y, expected = compiled(x, **options), mixer(x, **options)
+        close(y, expected, 1e-5)
         if x.requires_grad:
-            (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), x)
+            (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x)
             close(ours, plain, 1e-4)
         found.append(counter.frame_count)
     return found

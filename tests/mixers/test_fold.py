@@ -81,10 +81,10 @@ def test_what_folds_and_back(case):
 def test_each_implementation_uses_what_is_folded(case, impl):
     plain, mixer = pair(case, impl=impl)
     x = tokens(2, 12, 12)
-    wanted = plain(x)
-    close(mixer(x), wanted, 1e-12)
+    expected = plain(x)
+    close(mixer(x), expected, 1e-12)
     mixer.merged()[CASES[case][2][0]][0].zero_()
-    assert not torch.allclose(mixer(x), wanted), "the folded product is not what ran"
+    assert not torch.allclose(mixer(x), expected), "the folded product is not what ran"
 
 
 @folded
@@ -98,8 +98,8 @@ def test_masks_prefills_and_steps(case):
             y, state = model.prefill(x[:, :7])
             last, _ = model.step(x[:, 7], state)
             model.outputs = (y, last)
-        for ours, wanted in zip(mixer.outputs, plain.outputs, strict=True):
-            close(ours, wanted, 1e-12)
+        for ours, expected in zip(mixer.outputs, plain.outputs, strict=True):
+            close(ours, expected, 1e-12)
 
 
 @folded
@@ -195,11 +195,11 @@ def test_weights_given_to_the_call_are_used(case):
             close(call(mixer, {k: scale * p for k, p in weights.items()}, (x,)),
                   call(plain, {k: scale * p for k, p in weights.items()}, (x,)), 1e-12)  # fmt: skip
     stacked = {name: torch.stack((p, 1.5 * p)) for name, p in weights.items()}
-    ours, wanted = (torch.func.vmap(lambda w, m=m: call(m, w, (x,)))(stacked) for m in (mixer, plain))
-    close(ours, wanted, 1e-12)
-    ours, wanted = (torch.func.grad(lambda w, m=m: call(m, w, (x,)).square().sum())(weights) for m in (mixer, plain))
+    ours, expected = (torch.func.vmap(lambda w, m=m: call(m, w, (x,)))(stacked) for m in (mixer, plain))
+    close(ours, expected, 1e-12)
+    ours, expected = (torch.func.grad(lambda w, m=m: call(m, w, (x,)).square().sum())(weights) for m in (mixer, plain))
     for name in weights:
-        close(ours[name], wanted[name], 1e-12)
+        close(ours[name], expected[name], 1e-12)
 
 
 @pytest.mark.parametrize("case", ["padre-2", "poly_nl-2"])

@@ -114,8 +114,8 @@ def test_compile_with_masks_and_any_length(name, options, call):
     for n in (150, 300, 270) if name == "qt" and "causal" in call else (13, 150, 40):
         mask = {"mask": torch.arange(n).expand(2, n) < n - 3} if "mask" in call else {}
         calls.append((tokens(2, n, 12, dtype=torch.float32), {**call, **mask}))
-    found = graphs(build(name, 12, **options).float(), calls)
-    assert len(set(found)) == 1, "a new length must not compile again"
+    count = graphs(build(name, 12, **options).float(), calls)
+    assert len(set(count)) == 1, "a new length must not compile again"
 
 
 def test_qt_error_falls_with_the_order_and_grows_with_the_logits(monkeypatch):

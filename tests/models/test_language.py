@@ -79,9 +79,9 @@ def test_a_config_comes_back_from_json_as_it_was(name, tmp_path):
 
 
 def test_mixers_are_said_as_names_configs_dicts_or_a_pattern():
-    wanted = config(["pom:degree=3", "pom:degree=3"]).layer_configs()
+    expected = config(["pom:degree=3", "pom:degree=3"]).layer_configs()
     for said in ("pom-3", "pom:degree=3", PomConfig(degree=3), [{"name": "pom", "degree": 3}], ("pom-3",)):
-        assert config(said).layer_configs() == wanted
+        assert config(said).layer_configs() == expected
     names = [layer.name for layer in config(["pom", "local", "qt"], num_layers=5).layer_configs()]
     assert names == ["pom", "local", "qt", "pom", "local"]
 
@@ -140,10 +140,10 @@ def test_a_fresh_model_knows_nothing_and_every_parameter_learns(name, shape):
     ids = torch.randint(VOCAB, (4, 40))
     model = fresh(MIXERS[name], shape, hidden_size=32, num_heads=4)
     assert abs(model(ids, labels=ids).loss.item() - math.log(VOCAB)) < 0.1
-    found = gradients(model, input_ids=ids, attention_mask=None, labels=ids)
+    grads = gradients(model, input_ids=ids, attention_mask=None, labels=ids)
     for where, parameter in model.named_parameters():
-        assert where in found and found[where].isfinite().all(), where
-        assert found[where].any() or where.endswith(".bias"), f"{where} cannot learn"  # a key's bias plays no part
+        assert where in grads and grads[where].isfinite().all(), where
+        assert grads[where].any() or where.endswith(".bias"), f"{where} cannot learn"  # a key's bias plays no part
         assert parameter.requires_grad
 
 
@@ -151,8 +151,8 @@ def test_labels_are_shifted_and_what_is_ignored_does_not_count():
     model = tiny("pom-local", "llama")
     labels = IDS.masked_fill(LEFT == 0, -100)
     out = model(IDS, LEFT, labels=labels)
-    wanted = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    torch.testing.assert_close(out.loss, wanted)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, expected)
 
 
 def checkpointing(model, options):
@@ -164,25 +164,25 @@ def checkpointing(model, options):
 @pytest.mark.parametrize("name", ["pom-local", "pom-softmax", "mamba", "padre-3", "performer"])
 def test_checkpointing_gives_the_same_gradients(name, reentrant):
     model = copy.deepcopy(tiny(name, "llama")).train()
-    wanted = gradients(model)
+    expected = gradients(model)
     checkpointing(model, {"use_reentrant": reentrant})
     calls = []
     model.model.blocks[0].norm1.register_forward_hook(lambda *_: calls.append(1))
-    found = gradients(model)
+    grads = gradients(model)
     assert len(calls) == 2, "nothing was computed again"
-    assert found.keys() == wanted.keys()
-    assert max(error(found[name], wanted[name]) for name in found if wanted[name].any()) <= 1e-5
+    assert grads.keys() == expected.keys()
+    assert max(error(grads[name], expected[name]) for name in grads if expected[name].any()) <= 1e-5
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_autocast(name):
     model = copy.deepcopy(tiny(name, "llama"))
-    wanted = model(IDS, LEFT).logits[LEFT.bool()]
+    expected = model(IDS, LEFT).logits[LEFT.bool()]
     with torch.autocast("cpu", torch.bfloat16):
         out = model(IDS, LEFT, labels=IDS)
         step = model(IDS[:, :1], torch.ones(3, 13), past_key_values=model(IDS).past_key_values)
         last = model(torch.cat((IDS, IDS[:, :1]), 1), use_cache=False).logits[:, -1:]
-    assert error(out.logits[LEFT.bool()], wanted) < 0.1
+    assert error(out.logits[LEFT.bool()], expected) < 0.1
     assert error(step.logits, last) < 0.1
     out.loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

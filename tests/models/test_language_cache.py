@@ -59,11 +59,11 @@ def test_chunks_and_steps_give_one_forward_and_padding_changes_nothing(name, cal
     model, steps = tiny(name, shape), ids[:, :2]
     real = torch.ones_like(ids) if mask is None else mask
     whole, more = torch.cat((ids, steps), 1), torch.cat((real, torch.ones_like(steps)), 1)
-    wanted = alone(model, whole, more)
+    expected = alone(model, whole, more)
     parts, cache = chunked(model, whole, [*sizes, 1, 1], None if mask is None else more)
     for got in (model(whole, None if mask is None else more, use_cache=False).logits, parts):
         assert got.isfinite().all(), "padding made a token that is not finite"
-        for row, keep, one in zip(got, more.bool(), wanted, strict=True):
+        for row, keep, one in zip(got, more.bool(), expected, strict=True):
             assert error(row[keep], one) <= TOL
     assert cache.get_seq_length() == whole.shape[1]
 
@@ -173,8 +173,8 @@ def test_a_cache_is_reordered_repeated_and_selected(name):
         getattr(cache, change)(argument)
         mask = torch.cat((LEFT, torch.ones(3, 1, dtype=torch.long)), 1)[rows]
         got = model(IDS[rows, :1], mask, past_key_values=cache).logits
-        wanted = alone(model, torch.cat((IDS, IDS[:, :1]), 1)[rows], mask)
-        assert error(got[:, -1], torch.stack([row[-1] for row in wanted])) <= TOL, change
+        expected = alone(model, torch.cat((IDS, IDS[:, :1]), 1)[rows], mask)
+        assert error(got[:, -1], torch.stack([row[-1] for row in expected])) <= TOL, change
 
 
 def test_a_state_cannot_be_cropped_and_says_so():
@@ -248,8 +248,8 @@ def test_attentions_cache_does_not_copy_the_tokens_before_a_new_one():
         other = copy.deepcopy(cache)
         cache.reorder_cache(torch.tensor([1, 0]))
         swapped = model(ids.flip(0)[:, :1], past_key_values=cache).logits
-        kept = model(ids[:, :1], past_key_values=other).logits
-    torch.testing.assert_close(swapped, kept.flip(0))
+        output = model(ids[:, :1], past_key_values=other).logits
+    torch.testing.assert_close(swapped, output.flip(0))
     with torch.inference_mode():
         cache = model(ids[:, :4], use_cache=True).past_key_values
     with torch.no_grad():

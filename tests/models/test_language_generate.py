@@ -47,9 +47,9 @@ def test_beams_with_a_cache_are_beams_without(name):
 def test_beams_are_reordered_at_all(name, monkeypatch):
     """Else the test above would show nothing."""
     model = tiny(name, SHAPE[name])
-    wanted = generate(model, num_beams=4, max_new_tokens=12)
+    expected = generate(model, num_beams=4, max_new_tokens=12)
     monkeypatch.setattr(transformers.DynamicCache, "reorder_cache", lambda cache, order: None)
-    assert not torch.equal(generate(model, num_beams=4, max_new_tokens=12), wanted)
+    assert not torch.equal(generate(model, num_beams=4, max_new_tokens=12), expected)
 
 
 @pytest.mark.parametrize("name", ["pom", "pom-softmax", "hyena", "softmax"])
@@ -87,9 +87,9 @@ def test_logits_to_keep():
     with torch.no_grad():
         full = model(IDS, LEFT).logits
         for kept in (1, 5, torch.tensor([2, 7, 11])):
-            wanted = full[:, -kept:] if isinstance(kept, int) else full[:, kept]
+            expected = full[:, -kept:] if isinstance(kept, int) else full[:, kept]
             got = model(IDS, LEFT, logits_to_keep=kept).logits
-            assert got.shape == wanted.shape and error(got, wanted) <= 1e-6
+            assert got.shape == expected.shape and error(got, expected) <= 1e-6
 
 
 # -- what takes tokens back, or wants a cache of fixed length
@@ -97,9 +97,9 @@ def test_logits_to_keep():
 
 def test_attention_alone_can_be_assisted_and_can_assist():
     model = tiny("softmax", "llama")
-    wanted = generate(model, IDS[:1], None)
+    expected = generate(model, IDS[:1], None)
     for assistant in ({"assistant_model": tiny("softmax", "gpt")}, {"prompt_lookup_num_tokens": 3}):
-        assert torch.equal(generate(model, IDS[:1], None, **assistant), wanted)
+        assert torch.equal(generate(model, IDS[:1], None, **assistant), expected)
 
 
 @pytest.mark.parametrize("name", [*STATES, "pom-softmax"])

@@ -22,8 +22,8 @@ Auto = transformers.AutoModelForCausalLM
 
 def buffers(model):
     """Those that no file holds."""
-    kept = model.state_dict()
-    return {name: value for name, value in model.named_buffers() if name not in kept}
+    weights = model.state_dict()
+    return {name: value for name, value in model.named_buffers() if name not in weights}
 
 
 @pytest.mark.parametrize("name", slow_but(("pom", "padre-2", "qt", "softmax", "pom-local"), MIXERS))
@@ -70,10 +70,10 @@ def test_what_a_file_lacks_is_made_as_in_a_fresh_model(name, tmp_path):
         save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
         back, told = Auto.from_pretrained(tmp_path, output_loading_info=True)
         assert told["missing_keys"] - {"lm_head.weight"} == {lost}
-        got, wanted = back.state_dict()[lost].double(), weights[lost].double()
-        if wanted.numel() > 1 and wanted.std() < 1e-3:
-            torch.testing.assert_close(got, wanted, msg=f"{lost} has no init of its own")
-        spread, off = wanted.std(correction=0), (got.mean() - wanted.mean()).abs()
+        got, expected = back.state_dict()[lost].double(), weights[lost].double()
+        if expected.numel() > 1 and expected.std() < 1e-3:
+            torch.testing.assert_close(got, expected, msg=f"{lost} has no init of its own")
+        spread, off = expected.std(correction=0), (got.mean() - expected.mean()).abs()
         assert got.isfinite().all() and off <= 2 * spread + 1e-3, f"{lost} has no init of its own"
         assert spread / 2 - 1e-3 <= got.std(correction=0) <= 2 * spread + 1e-3, f"{lost} has no init of its own"
         kept = {where: p for where, p in back.state_dict().items() if where in rest}
@@ -135,13 +135,13 @@ def python(code, home):
     ],
 )
 def test_a_fresh_process_loads_and_generates(start, trust, tmp_path):
-    found = {}
+    answers = {}
     for shape in ("gpt", "llama"):
         model = copy.deepcopy(tiny("pom-local", shape))
         model.save_pretrained(tmp_path / shape)
         tokenizer().save_pretrained(tmp_path / shape)
         new = model.generate(IDS[:1, :4], max_new_tokens=5, do_sample=False)[0, 4:]
-        found[shape] = [model.config.model_type, model(IDS[:1]).logits.sum().item(), new.tolist()]
+        answers[shape] = [model.config.model_type, model(IDS[:1]).logits.sum().item(), new.tolist()]
     code = f"""
     {start}
     import json, sys, torch, transformers
@@ -162,6 +162,6 @@ def test_a_fresh_process_loads_and_generates(start, trust, tmp_path):
     print(json.dumps(found))
     """
     said = json.loads(python(code, tmp_path / "home"))
-    for shape, (kind, total, new) in found.items():
+    for shape, (kind, total, new) in answers.items():
         assert said[shape][0] == kind and said[shape][2] == new
         assert said[shape][1] == pytest.approx(total, rel=1e-5, abs=1e-4)

@@ -80,8 +80,8 @@ def test_a_compiled_model_learns_in_one_graph_for_any_length(name):
         ids = torch.randint(VOCAB, (2, n))
         if name not in MINUTES:
             torch._dynamo.mark_dynamic(ids, 1)
-        for got, wanted in zip(learnt(model, run, ids), learnt(model, model, ids), strict=True):
-            assert error(got, wanted) <= 1e-4 or wanted.abs().max() < 1e-6
+        for got, expected in zip(learnt(model, run, ids), learnt(model, model, ids), strict=True):
+            assert error(got, expected) <= 1e-4 or expected.abs().max() < 1e-6
     assert counter.frame_count == 1, "compiled anew for another length"
 
 
@@ -91,8 +91,8 @@ def test_a_compiled_forward_with_padding(name):
     run, _ = compiled(model, fullgraph=True)
     with torch.no_grad():
         for mask in (LEFT, LEFT.flip(1), torch.ones_like(LEFT)):
-            got, wanted = (f(IDS, mask, use_cache=False).logits[mask.bool()] for f in (run, model))
-            assert error(got, wanted) <= 1e-5
+            got, expected = (f(IDS, mask, use_cache=False).logits[mask.bool()] for f in (run, model))
+            assert error(got, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["pom", "pom-local", "softmax", "mamba"])

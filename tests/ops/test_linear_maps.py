@@ -76,9 +76,9 @@ def agree(operator, args, bound=1e-5):
         derivatives(operator, given, impl)
         for given, impl in ((args, "native"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, wanted in zip(*found, strict=True):
-        assert (ours.shape, ours.dtype) == (wanted.shape, torch.float32)
-        assert relative_error(ours, wanted) < bound, "more than the rounding of float32 sums of float32 products"
+    for ours, expected in zip(*found, strict=True):
+        assert (ours.shape, ours.dtype) == (expected.shape, torch.float32)
+        assert relative_error(ours, expected) < bound, "more than the rounding of float32 sums of float32 products"
 
 
 @needs_it
@@ -105,10 +105,10 @@ def test_an_activation_far_from_zero(activation):
     x = torch.tensor([-200.0, -90.0, -20.0, -5.7, -5.5, -1e-3, 0.0, 1e-3, 2.9, 5.5, 5.7, 6.5, 20.0, 90.0, 200.0])
     one = torch.ones(1, 1)
     args = [x.view(1, -1, 1), one, None, one, None, None, None, activation]
-    ours, wanted = (
+    ours, expected = (
         derivatives(linear_gated, given, impl)[:2] for given, impl in ((args, "native"), (in_float64(args), "eager"))
     )
-    for got, exact in zip(ours, wanted, strict=True):
+    for got, exact in zip(ours, expected, strict=True):
         assert torch.allclose(got.double(), exact, rtol=1e-6, atol=5e-7), (got.flatten(), exact.flatten())
 
 
@@ -146,8 +146,8 @@ def test_bf16_is_rounded_once(name, dim, processor):
         derivatives(operator, a, impl, torch.bfloat16)
         for a, impl in ((args, "native"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, wanted in zip(*results, strict=True):
-        assert torch.allclose(ours.double(), wanted, rtol=2**-8, atol=1e-4 * wanted.abs().max().item())
+    for ours, expected in zip(*results, strict=True):
+        assert torch.allclose(ours.double(), expected, rtol=2**-8, atol=1e-4 * expected.abs().max().item())
 
 
 @needs_it
@@ -162,8 +162,8 @@ def test_products_in_bf16_are_as_exact_as_those_of_pytorch(name, dim, processor,
         derivatives(operator, a, impl, torch.bfloat16)
         for a, impl in ((args, "native"), (args, "eager"), (as_type(args, torch.float64), "eager"))
     )
-    for ours, plain, wanted in zip(native, eager, exact, strict=True):
-        error, allowed = relative_error(ours, wanted), 1.5 * relative_error(plain, wanted)
+    for ours, plain, expected in zip(native, eager, exact, strict=True):
+        error, allowed = relative_error(ours, expected), 1.5 * relative_error(plain, expected)
         assert error <= max(allowed, 2**-8), f"{error:.1e} > {allowed:.1e}"
 
 
@@ -173,10 +173,10 @@ def test_maps_of_tokens_lose_nothing_in_bf16(name, processor, vectors):
     """Tokens and weights are in bf16 already: their products are exact, and summed in float32."""
     operator, args = arguments(name, 2, 151, 48, 34, 48)
     args = as_type(args, torch.bfloat16)
-    wanted = operator(*as_type(args, torch.float64), impl="eager")
+    expected = operator(*as_type(args, torch.float64), impl="eager")
     processor(amx=False, avx512=True)
     assert in_pairs(args[0], args[1]) and not in_pairs(args[0], args[1].float())
-    assert relative_error(operator(*args, impl="native"), wanted) < 1e-5
+    assert relative_error(operator(*args, impl="native"), expected) < 1e-5
     processor(amx=False, avx512=False)
     assert not in_pairs(args[0], args[1])
 
@@ -187,7 +187,7 @@ def test_any_layout_of_the_tokens(name):
     """Slices of a wider array, every other token, transposed tokens, one sample for all."""
     operator, args = arguments(name, 2, 130, 32, 16, 32)
     args = as_type(args, torch.float32)
-    wanted = derivatives(operator, as_type(args, torch.float64), "eager")
+    expected = derivatives(operator, as_type(args, torch.float64), "eager")
     changes = (
         lambda x: torch.cat((x, x, x), -1)[..., 32:64],
         lambda x: x.repeat_interleave(2, 1)[:, ::2],
@@ -196,7 +196,7 @@ def test_any_layout_of_the_tokens(name):
     )
     for change in changes:
         changed = [change(args[0]), *args[1:]]
-        for ours, exact in zip(derivatives(operator, changed, "native"), wanted, strict=True):
+        for ours, exact in zip(derivatives(operator, changed, "native"), expected, strict=True):
             assert relative_error(ours, exact) < 1e-5
     one = [args[0][:1].expand(3, -1, -1), *(a[:1].expand(3, -1) if a is not None and a.shape[:1] == (2,) and a.ndim == 2 else a
            for a in args[1:] if not isinstance(a, (str, int))), *(a for a in args[1:] if isinstance(a, (str, int)))]  # fmt: skip
@@ -211,7 +211,7 @@ def test_any_layout_of_the_gradient_and_unchanged_inputs(name):
     """The kernels must work on copies, not on their inputs."""
     operator, args = arguments(name, 2, 130, 32, 16, 32, optional=name != "gated")  # gated: without a projection
     args = as_type(args, torch.float32)
-    kept = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
     leaves = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     out = operator(*leaves, impl="native")
     out = out[0] if isinstance(out, tuple) else out
@@ -222,7 +222,7 @@ def test_any_layout_of_the_gradient_and_unchanged_inputs(name):
     again = torch.autograd.grad(out, wrt, cotangent.contiguous())
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True)), "results must be reproducible to the bit"
     assert torch.equal(cotangent, before)
-    assert all(torch.equal(a, b) for a, b in zip(args, kept, strict=True) if isinstance(a, torch.Tensor))
+    assert all(torch.equal(a, b) for a, b in zip(args, copies, strict=True) if isinstance(a, torch.Tensor))
 
 
 @needs_it

@@ -204,14 +204,14 @@ def test_opcheck(case, impl):
 def test_gradients_of_first_and_second_order(case):
     args, definition = arguments(case), OPERATORS[operator(case)]
     leaves = [place for place in definition.wrt if args[place] is not None]
-    found = torch.autograd.grad(total(definition.define(*args)), [args[i] for i in leaves], allow_unused=True)
-    wrt = [place for place, grad in zip(leaves, found, strict=True) if grad is not None]  # order 0 reads no q
+    gradients = torch.autograd.grad(total(definition.define(*args)), [args[i] for i in leaves], allow_unused=True)
+    wrt = [place for place, grad in zip(leaves, gradients, strict=True) if grad is not None]  # order 0 reads no q
 
     def function(*values):
-        given = list(args)
+        changed = list(args)
         for place, value in zip(wrt, values, strict=True):
-            given[place] = value
-        return run(case, given, "eager")
+            changed[place] = value
+        return run(case, changed, "eager")
 
     values = tuple(args[place] for place in wrt)
     assert torch.autograd.gradcheck(function, values, fast_mode=True)
@@ -225,7 +225,7 @@ def total(out):
 @every_case
 def test_kernels_give_the_derivatives_of_the_definition(case):
     """The output, first derivatives by the backward kernels, and second derivatives with the forward kernels."""
-    found = {}
+    results = {}
     for impl in runs(case):
         args = arguments(case, torch.float32, transposed=True)
         leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -233,11 +233,11 @@ def test_kernels_give_the_derivatives_of_the_definition(case):
         first = torch.autograd.grad(total(out), leaves, retain_graph=True)
         slopes = torch.autograd.grad(total(out), leaves, create_graph=True)
         second = torch.autograd.grad(total(tuple(slopes)), leaves, allow_unused=True)
-        found[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
-    for theirs in found.values():
-        for ours, wanted in zip(theirs, found["eager"], strict=True):
-            assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
-            close(ours, wanted, 1e-4)
+        results[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
+    for theirs in results.values():
+        for ours, expected in zip(theirs, results["eager"], strict=True):
+            assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
+            close(ours, expected, 1e-4)
 
 
 MIXERS = {
@@ -271,11 +271,11 @@ def test_one_graph_for_every_length(name, impl, causal):
     graphs = []
     for n in (5, 9):
         x = tokens(2, n, 8, dtype=torch.float32).requires_grad_()
-        ours, wanted = compiled(x, **options), plain(x, **options)
-        close(ours, wanted, 1e-4)
+        ours, expected = compiled(x, **options), plain(x, **options)
+        close(ours, expected, 1e-4)
         ours = torch.autograd.grad(ours.square().sum(), (x, *mixer.parameters()))
-        wanted = torch.autograd.grad(wanted.square().sum(), (x, *plain.parameters()))
-        for got, grad in zip(ours, wanted, strict=True):
+        expected = torch.autograd.grad(expected.square().sum(), (x, *plain.parameters()))
+        for got, grad in zip(ours, expected, strict=True):
             assert torch.allclose(got, grad, rtol=1e-3, atol=1e-4 * max(grad.abs().max().item(), 1e-2))
         graphs.append(counter.frame_count)
     assert len(set(graphs)) == 1, "a new length must not compile again"

@@ -197,14 +197,14 @@ def test_no_implementation_allocates_by_the_user_s_defaults(name, impl, kind, ma
     if mask is not None:
         mask[1, 500:] = False
     with torch.no_grad():
-        wanted = mixer(x, mask=mask)
+        expected = mixer(x, mask=mask)
         try:
             torch.set_default_dtype(kind) if isinstance(kind, torch.dtype) else torch.set_default_device(kind)
-            found = mixer(x, mask=mask)
+            output = mixer(x, mask=mask)
         finally:
             torch.set_default_dtype(torch.float32)
             torch.set_default_device(None)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -224,5 +224,5 @@ def test_batched_gradients_see_plain_pytorch(name):
     y = mixer(x)
     grads = floats(3, *y.shape)
     (found,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
-    wanted = torch.stack([torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads])
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    expected = torch.stack([torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -54,9 +54,9 @@ def test_both_stages_bring_the_accuracy_back():
     assert isinstance(done, Distillation) and done.accuracy == report.accuracy
     assert list(done.accuracy) == ["before", "converted", "imitated", "distilled"]
     assert done.imitation[-1] < done.imitation[0] and len(done.imitation) == 3 and len(done.fine_tuning) == 4
-    found = done.accuracy
-    assert found["converted"] < found["imitated"], "stage 1 taught the mixer nothing"
-    assert found["distilled"] > found["before"] - 0.02, "stage 2 did not bring the accuracy back"
+    accuracy = done.accuracy
+    assert accuracy["converted"] < accuracy["imitated"], "stage 1 taught the mixer nothing"
+    assert accuracy["distilled"] > accuracy["before"] - 0.02, "stage 2 did not bring the accuracy back"
 
 
 # Stage 1
@@ -171,8 +171,8 @@ def test_the_losses_of_stage_two_are_labels_and_the_model_before_its_conversion(
     ).fine_tuning
     with torch.no_grad():
         ours, theirs = report.model(X), host(X)
-    told = F.kl_div((ours / 3).log_softmax(-1), (theirs / 3).softmax(-1), reduction="batchmean") * 9
-    expected = labels * F.cross_entropy(ours, Y) + teacher * told
+    divergence = F.kl_div((ours / 3).log_softmax(-1), (theirs / 3).softmax(-1), reduction="batchmean") * 9
+    expected = labels * F.cross_entropy(ours, Y) + teacher * divergence
     assert found == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -294,12 +294,12 @@ def undone():
     ({"val": iter([])}, "`val`"),
 ])  # fmt: skip
 def test_mistakes_are_said_before_anything_is_changed(options, match):
-    given = {"report": converted, "data": BATCHES, **ONCE, **options}
-    report = given.pop("report")
+    arguments = {"report": converted, "data": BATCHES, **ONCE, **options}
+    report = arguments.pop("report")
     report = report() if callable(report) else report
     before = None if isinstance(report, str) else bits(report.model)
     with pytest.raises((OptionError, DataError), match=match):
-        distill(report, given.pop("data"), **given)
+        distill(report, arguments.pop("data"), **arguments)
     assert before is None or not differing(before, bits(report.model)), "it had begun"
 
 

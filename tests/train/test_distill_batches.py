@@ -87,8 +87,8 @@ def test_an_output_without_logits_is_told(wrap):
 
 
 def test_labels_of_images():
-    found = answer(Fixed(A[0]), (X[:3], torch.tensor([0, 4, -100])), logits_of)
-    torch.testing.assert_close(found.label_loss(), F.cross_entropy(A[0, :2], torch.tensor([0, 4])))
+    answers = answer(Fixed(A[0]), (X[:3], torch.tensor([0, 4, -100])), logits_of)
+    torch.testing.assert_close(answers.label_loss(), F.cross_entropy(A[0, :2], torch.tensor([0, 4])))
 
 
 def test_labels_may_be_probabilities():
@@ -140,8 +140,8 @@ def test_without_labels_padding_is_left_out():
 
 def test_a_batch_in_which_nothing_counts_has_no_loss():
     none = torch.full((2, 3), -100)
-    found = answer(Fixed(A), (X, none), logits_of)
-    assert found.label_loss() == 0 and found.teacher_loss(found, 1.0) == 0
+    answers = answer(Fixed(A), (X, none), logits_of)
+    assert answers.label_loss() == 0 and answers.teacher_loss(answers, 1.0) == 0
 
 
 @pytest.mark.parametrize("labels", [

@@ -69,8 +69,8 @@ def test_two_processes_learn_as_one_with_their_batches_together():
     one, both = (converted(plan=polymix.PomConfig()) for _ in range(2))
     how = {**HOW, "blocks": 0.0, "keep": "last"}  # else other samples are held back of other batches
     expected = distill(one, pairs, **how)
-    found = distill(both, BATCHES, devices=2, **how)
-    assert found.fine_tuning == pytest.approx(expected.fine_tuning, rel=1e-4) and one.schedule == both.schedule
+    done = distill(both, BATCHES, devices=2, **how)
+    assert done.fine_tuning == pytest.approx(expected.fine_tuning, rel=1e-4) and one.schedule == both.schedule
     for name, value in bits(one.model).items():
         torch.testing.assert_close(bits(both.model)[name], value, rtol=1e-4, atol=1e-6, msg=f"{name} is another")
 

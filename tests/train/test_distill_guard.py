@@ -24,9 +24,9 @@ RUINOUS = {"imitate_epochs": 0, "epochs": 1, "learning_rate": 10.0}
 @pytest.fixture
 def seen(monkeypatch):
     """The stages of a distillation, as they end."""
-    found = []
-    monkeypatch.setattr(package, "_say_kept", lambda stage, say: found.append(stage))
-    return found
+    stages = []
+    monkeypatch.setattr(package, "_say_kept", lambda stage, say: stages.append(stage))
+    return stages
 
 
 # What is held back
@@ -94,11 +94,11 @@ def test_buffers_belong_to_the_weights_that_are_kept():
 
 def test_a_stage_ends_with_its_best_weights(monkeypatch, seen):
     """Of several looks the best one counts, not the last one and not the start."""
-    kept = {}
+    weights = {}
     own = stages.FineTuning.held_back_loss
 
     def scripted(self, process):
-        kept[self.done] = bits(self.model)
+        weights[self.done] = bits(self.model)
         own(self, process)
         return {4: 0.1}.get(self.done, 0.5)
 
@@ -106,7 +106,7 @@ def test_a_stage_ends_with_its_best_weights(monkeypatch, seen):
     report = converted()
     distill(report, BATCHES, imitate_epochs=0, epochs=2)
     assert list(seen[0].looks) == [0, 4, 8, 12, 16] and seen[0].kept_step == 4
-    assert not differing(kept[4], bits(report.model)) and differing(kept[16], kept[4])
+    assert not differing(weights[4], bits(report.model)) and differing(weights[16], weights[4])
 
 
 @pytest.mark.slow

@@ -47,8 +47,8 @@ def test_distilling_with_it_learns_and_can_be_undone():
     report = polymix.convert(model, "qt", input=X[:8])
     imitated = polymix.distill(report, BATCHES, imitate_epochs=0, epochs=3, learning_rate=5e-3, lora=4)
     assert imitated.fine_tuning[-1] < imitated.fine_tuning[0]
-    kept = {name: value for name, value in report.model.state_dict().items() if ".mixer." not in name}
-    assert all(torch.equal(value, host[name]) for name, value in kept.items())
+    weights = {name: value for name, value in report.model.state_dict().items() if ".mixer." not in name}
+    assert all(torch.equal(value, host[name]) for name, value in weights.items())
     undone = report.undo().state_dict()
     assert all(torch.equal(value, host[name]) for name, value in undone.items())
 

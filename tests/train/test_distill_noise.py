@@ -75,9 +75,9 @@ def test_a_generator_learns_from_noise_alone_and_is_undone():
     report = polymix.convert(model, "padre", init="fresh", input=noise.input)
     done = distill(report, noise, val=held, forward=prediction, loss="squares", metric=relative_error,
                    imitate_epochs=2, epochs=3, learning_rate=2e-3)  # fmt: skip
-    found = done.accuracy
-    assert found["before"] < 1e-10 and report.metric == "relative_error"
-    assert found["distilled"] < found["converted"] / 2 and done.fine_tuning[-1] < done.fine_tuning[0]
+    accuracy = done.accuracy
+    assert accuracy["before"] < 1e-10 and report.metric == "relative_error"
+    assert accuracy["distilled"] < accuracy["converted"] / 2 and done.fine_tuning[-1] < done.fine_tuning[0]
     host = report.undo()
     assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
 
@@ -154,6 +154,6 @@ def test_dit_and_pixart_of_diffusers():
         assert noise.input["timestep"].dtype == torch.int64 and noise.input["hidden_states"].shape == (8, 4, 8, 8)
         held = noise_batches(model, batches=2, answers=True, seed=1, **options)
         report = polymix.convert(model, plan, init="fresh", input=noise.input)
-        found = distill(report, noise, val=held, forward=prediction, loss="squares", metric=relative_error,
+        done = distill(report, noise, val=held, forward=prediction, loss="squares", metric=relative_error,
                         imitate_epochs=3, epochs=3, learning_rate=1e-3).accuracy  # fmt: skip
-        assert found["distilled"] < found["converted"]
+        assert done["distilled"] < done["converted"]

@@ -137,14 +137,14 @@ def test_epochs_differ_and_seeds_decide():
 
 
 def test_samplers_of_one_s_own_are_told_the_epoch():
-    told = []
+    messages = []
 
     class Own(RandomSampler):
         def set_epoch(self, epoch):
-            told.append(epoch)
+            messages.append(epoch)
 
     distill(converted(), loader(shuffle=False, sampler=Own(X)), imitate_epochs=0, epochs=3)
-    assert sorted(set(told)) == [0, 1, 2]
+    assert sorted(set(messages)) == [0, 1, 2]
 
 
 def test_a_finished_run_is_not_run_again(whole, monkeypatch, tmp_path):
@@ -229,9 +229,9 @@ def test_a_foreign_checkpoint_is_told_and_no_code_of_it_runs(finished, tmp_path)
     ))}, r"expected .*model\.head\.weight=\(5, 16\).*got .*head\.weight=\(4, 16\)"),
 ])  # fmt: skip
 def test_another_run_s_checkpoint_is_told_with_what_differs(finished, options, match):
-    given = {"report": converted, "data": BATCHES, "imitate_epochs": 1, "epochs": 1, **options}
+    arguments = {"report": converted, "data": BATCHES, "imitate_epochs": 1, "epochs": 1, **options}
     with pytest.raises(ResultsError, match=match):
-        distill(given.pop("report")(), given.pop("data"), out=finished, resume=True, **given)
+        distill(arguments.pop("report")(), arguments.pop("data"), out=finished, resume=True, **arguments)
 
 
 def test_a_number_that_is_not_finite_leaves_the_last_good_checkpoint(monkeypatch, tmp_path):
@@ -333,8 +333,8 @@ def test_every_process_has_its_part_and_as_many_batches():
         def __len__(self):
             return 8
 
-    found = [torch.cat(batches(rank, 2, DataLoader(Stream(), 2))).tolist() for rank in (0, 1)]
-    assert found == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    shares = [torch.cat(batches(rank, 2, DataLoader(Stream(), 2))).tolist() for rank in (0, 1)]
+    assert shares == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 def test_a_stream_without_a_length_is_told():
@@ -354,10 +354,10 @@ def test_two_processes_learn_as_one_with_their_batches_together(tmp_path):
     how = {"imitate_epochs": 0, "epochs": 2, "keep": "last"}  # else other samples are held back of other batches
     expected = distill(one, pairs, **how)
     both = {"devices": 2, "out": tmp_path, **how}
-    found = distill(two, BATCHES, **both)
+    done = distill(two, BATCHES, **both)
     for name, value in bits(one.model).items():
         torch.testing.assert_close(bits(two.model)[name], value, rtol=1e-4, atol=1e-6, msg=f"{name} is another")
-    assert found.fine_tuning == pytest.approx(expected.fine_tuning, rel=1e-4)
+    assert done.fine_tuning == pytest.approx(expected.fine_tuning, rel=1e-4)
     distill(again, BATCHES, resume=True, **both)
     same(two, again)
 

@@ -74,8 +74,8 @@ def test_the_loss_is_the_model_s_own(make):
 @pytest.mark.parametrize("make", HOSTS, ids=lambda make: make.__name__)
 def test_both_stages(make):
     model, batch, plan = built(make)
-    given = {key: value for key, value in batch.items() if key != "labels"}
-    report = polymix.convert(model, plan, input=given)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    report = polymix.convert(model, plan, input=inputs)
     host, mixers = former(report), {name: bits(part.mixer) for name, part in report.adapters.items()}
     done = distill(report, [batch, batch], val=[batch], imitate_epochs=12, epochs=2, imitate_lr=3e-3)
     assert done.imitation[-1] < 0.9 * done.imitation[0], "the mixers did not learn from their attention"
@@ -94,12 +94,12 @@ def test_softmax_imitates_from_the_start_whatever_is_padding(make, side):
     """Its mixers are the attention that they replaced: masks reach them in both stages, or the losses are not nothing."""
     model = built(make)[0]
     mask = PADDED if side == "right" else PADDED.flip(1)
-    given = {"input_ids": IDS, "attention_mask": mask}
+    inputs = {"input_ids": IDS, "attention_mask": mask}
     try:
-        report = polymix.convert(model, "softmax", input=given)
+        report = polymix.convert(model, "softmax", input=inputs)
     except PolymixError as error:
         pytest.skip(f"untested: {error}")
-    done = distill(report, [given], imitate_lr=1e-12, learning_rate=1e-12, weight_decay=0.0)
+    done = distill(report, [inputs], imitate_lr=1e-12, learning_rate=1e-12, weight_decay=0.0)
     assert done.imitation[0] < 1e-8 and done.fine_tuning[0] < 1e-6
 
 

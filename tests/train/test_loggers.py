@@ -24,16 +24,16 @@ def numbers(row):
 
 def rows(out):
     """(step, name, value) of every number in metrics.jsonl."""
-    kept = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], name, value) for row in kept for name, value in numbers(row).items()]
+    journal = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], name, value) for row in journal for name, value in numbers(row).items()]
 
 
 def test_csv(tmp_path):
     train(ClassifyRecipe(logger="csv", **TINY), tmp_path)
     with (tmp_path / "logs" / "metrics.csv").open() as file:
-        found = [(int(row["step"]), name, float(value)) for row in csv.DictReader(file)
+        values = [(int(row["step"]), name, float(value)) for row in csv.DictReader(file)
                  for name, value in row.items() if value and name != "step"]  # fmt: skip
-    assert sorted(found) == sorted(rows(tmp_path)) and found
+    assert sorted(values) == sorted(rows(tmp_path)) and values
 
 
 def test_without_a_logger_there_is_no_folder(tmp_path):
@@ -75,11 +75,11 @@ def test_tensorboard_has_the_rows_and_hides_those_of_the_killed_run(tmp_path, mo
     interrupted(tmp_path, monkeypatch, "tensorboard")
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
-    found = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
-    wanted = rows(tmp_path)
-    assert sorted((step, tag) for step, tag, _ in found) == sorted((step, tag) for step, tag, _ in wanted)
-    values = {(step, tag): value for step, tag, value in wanted}
-    assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in found)
+    scalars = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    expected = rows(tmp_path)
+    assert sorted((step, tag) for step, tag, _ in scalars) == sorted((step, tag) for step, tag, _ in expected)
+    values = {(step, tag): value for step, tag, value in expected}
+    assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in scalars)
 
 
 def log_for_long(folder):

@@ -192,9 +192,9 @@ def test_in_a_browser(folder):
             {"width": 400},
             {"width": PAPER, "media": "print"},
         ):
-            found = page.see(**view)
-            assert not found["overflow"] and not found["faint"] and not found["small"], (view, found)
-            assert found["columns"][:4] == ["step", "accuracy", "val loss", "mixer"] and found["charts"] == 1
+            seen = page.see(**view)
+            assert not seen["overflow"] and not seen["faint"] and not seen["small"], (view, seen)
+            assert seen["columns"][:4] == ["step", "accuracy", "val loss", "mixer"] and seen["charts"] == 1
         page.see(width=400)
         assert page.evaluate('document.querySelector(".sheet img").width') > 400, (
             "names in it can be read, and it scrolls"

@@ -40,8 +40,8 @@ def finish(process):
 
 def descendants(pid):
     """The processes that a process has started, and theirs. They have sessions of their own, which a killpg misses."""
-    found = [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
-    return [*found, *(child for each in found for child in descendants(each))]
+    children = [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    return [*children, *(child for each in children for child in descendants(each))]
 
 
 def lasting(value):
@@ -77,8 +77,8 @@ def test_a_killed_run_of_two_processes_goes_on_to_the_same_results(domain, tmp_p
     said = finish(start(domain, killed, "--resume"))
     assert f"{STEPS} steps from 0" not in said
     assert steps(killed) == steps(whole)
-    found, expected = results(killed), results(whole)
-    assert found["finished"] and found["rows"] == expected["rows"]
+    resumed, expected = results(killed), results(whole)
+    assert resumed["finished"] and resumed["rows"] == expected["rows"]
     states = [
         torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)["models"]["model"] for out in (whole, killed)
     ]

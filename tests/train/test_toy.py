@@ -271,8 +271,8 @@ def test_other_classes_than_the_model_s_are_not_measured(classifier, capsys):
     out, lines = classifier / "out", classifier / "signs.txt"
     assert run(capsys, "majority", "--out", out, "--set", "steps=1")[0] == 0
     lines.write_text("++-\n--+\n" * 5)
-    found = evaluate(Settings(out, data=str(lines)))
-    assert (found.count, found.unit) == (2, "signs")
+    evaluation = evaluate(Settings(out, data=str(lines)))
+    assert (evaluation.count, evaluation.unit) == (2, "signs")
     lines.write_text("++-\n" * 5)
     with pytest.raises(DataError, match="expected data of the model's classes, minus, plus, got data of plus"):
         evaluate(Settings(out, data=str(lines)))

@@ -46,9 +46,9 @@ def finding(topic):
 ])  # fmt: skip
 def test_each_finding_and_its_advice(monkeypatch, topic, change, state, advice):
     change(monkeypatch)
-    found = finding(topic)
-    assert state in found.state
-    assert advice in found.advice if advice else not found.advice
+    line = finding(topic)
+    assert state in line.state
+    assert advice in line.advice if advice else not line.advice
 
 
 def test_the_command_prints_every_finding():
@@ -60,9 +60,9 @@ def test_the_command_prints_every_finding():
 
 def test_as_json():
     result = CliRunner().invoke(_app(), ["doctor", "--json"])
-    told = json.loads(result.output)
-    assert told["machine"]["torch"] == torch.__version__
-    topics = {each["topic"] for each in told["findings"]}
+    content = json.loads(result.output)
+    assert content["machine"]["torch"] == torch.__version__
+    topics = {each["topic"] for each in content["findings"]}
     assert topics >= {"processor", "C kernels", "threads", "GPU", "torchvision"} | {f"extra {name}" for name in EXTRAS}
 
 

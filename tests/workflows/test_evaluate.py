@@ -51,11 +51,11 @@ def run(tmp_path_factory):
 
 def test_the_training_s_own_data_gives_its_own_numbers(run):
     out, data, measured = run
-    found = evaluate(Settings(out))
-    assert found.metrics["accuracy"] == measured["accuracy"] and measured["accuracy"] > 0.6
-    assert found.metrics["loss"] == pytest.approx(measured["val_loss"], rel=1e-5)
-    assert (found.count, found.task, found.data) == (6, "classify", str(data))
-    assert [row["name"] for row in found.classes] == sorted(SHADES)
+    evaluation = evaluate(Settings(out))
+    assert evaluation.metrics["accuracy"] == measured["accuracy"] and measured["accuracy"] > 0.6
+    assert evaluation.metrics["loss"] == pytest.approx(measured["val_loss"], rel=1e-5)
+    assert (evaluation.count, evaluation.task, evaluation.data) == (6, "classify", str(data))
+    assert [row["name"] for row in evaluation.classes] == sorted(SHADES)
 
 
 def test_all_of_the_data_and_a_part_of_it(run):
@@ -73,9 +73,9 @@ def test_classes_keep_their_numbers_where_some_are_missing(run, tmp_path):
     """A folder with the classes grey and white only: white is the model's third class, not its second."""
     out, _, _ = run
     data = photos(tmp_path / "other", {name: SHADES[name] for name in ("grey", "white")}, seed=5)
-    found = evaluate(Settings(out, str(data), split="all"))
-    assert [row["images"] for row in found.classes] == [0, 10, 10] and found.classes[0]["accuracy"] is None
-    assert found.classes[2]["accuracy"] > 0.8
+    evaluation = evaluate(Settings(out, str(data), split="all"))
+    assert [row["images"] for row in evaluation.classes] == [0, 10, 10] and evaluation.classes[0]["accuracy"] is None
+    assert evaluation.classes[2]["accuracy"] > 0.8
     assert SavedRun.of(out).load()(torch.zeros(1, 3, 8, 8)).shape == (1, 3)
 
 
@@ -91,8 +91,8 @@ def test_other_images_are_normalised_as_the_training_s(run, tmp_path):
 
 
 def test_grey_images_for_a_model_of_colours(run, tmp_path):
-    found = evaluate(Settings(run[0], str(photos(tmp_path / "grey", mode="L")), split="all"))
-    assert found.count == 30
+    evaluation = evaluate(Settings(run[0], str(photos(tmp_path / "grey", mode="L")), split="all"))
+    assert evaluation.count == 30
 
 
 @pytest.mark.parametrize(("settings", "match"), [
@@ -141,8 +141,8 @@ def test_tasks_without_data_measure_themselves(tmp_path):
     recipe = RecallRecipe(steps=2, evaluate_every=2, sizes=(4,), tokens=64, answers=64, hidden_size=16, num_layers=1,
                           mixer="pom")  # fmt: skip
     measured = train(recipe, tmp_path)
-    found = evaluate(Settings(tmp_path))
-    assert found.metrics["accuracy"] == measured["accuracy"]
+    evaluation = evaluate(Settings(tmp_path))
+    assert evaluation.metrics["accuracy"] == measured["accuracy"]
     with pytest.raises(OptionError, match="--split"):
         evaluate(Settings(tmp_path, split="all"))
     with pytest.raises(OptionError, match="data"):
@@ -156,9 +156,9 @@ def test_text_gives_the_numbers_of_the_training(tmp_path):
     recipe = TextRecipe(data=str(book), options=options, vocab=300, context=16, steps=3, evaluate_every=3, batch_size=8,
                         prompts=(), evaluate_tokens=10**6)  # fmt: skip
     measured = train(recipe, tmp_path / "out")
-    found = evaluate(Settings(tmp_path / "out"))
-    assert found.metrics["loss"] == pytest.approx(measured["val_loss"], rel=1e-5)
-    assert found.metrics["bits_per_byte"] == pytest.approx(measured["bits_per_byte"], rel=1e-5)
+    evaluation = evaluate(Settings(tmp_path / "out"))
+    assert evaluation.metrics["loss"] == pytest.approx(measured["val_loss"], rel=1e-5)
+    assert evaluation.metrics["bits_per_byte"] == pytest.approx(measured["bits_per_byte"], rel=1e-5)
     whole = evaluate(Settings(tmp_path / "out", data=str(book), split="all", limit=400, tokens=8))
     assert whole.unit == "tokens" and 300 < whole.count <= 400
     with pytest.raises(OptionError, match="no --image-size for a run of polymix train"):
@@ -189,11 +189,11 @@ def test_converted_models(converted, tmp_path):
         logits = model(images.inputs(torch.cat((images.data.train.images, images.data.test.images))))
     labels = torch.cat((images.data.train.labels, images.data.test.labels))
     for name, order in (("plain", [0, 1, 2]), ("named", [2, 1, 0])):
-        found = evaluate(Settings(folder / name, str(data), split="all"))
-        wanted = torch.tensor(order)[labels]
-        assert found.metrics["accuracy"] == pytest.approx((logits.argmax(1) == wanted).float().mean().item())
-        assert found.metrics["loss"] == pytest.approx(
-            torch.nn.functional.cross_entropy(logits, wanted).item(), rel=1e-4
+        evaluation = evaluate(Settings(folder / name, str(data), split="all"))
+        expected = torch.tensor(order)[labels]
+        assert evaluation.metrics["accuracy"] == pytest.approx((logits.argmax(1) == expected).float().mean().item())
+        assert evaluation.metrics["loss"] == pytest.approx(
+            torch.nn.functional.cross_entropy(logits, expected).item(), rel=1e-4
         )
     assert evaluate(Settings(folder / "plain", str(data))).count == 6
     with pytest.raises(OptionError, match="--data"):
@@ -221,10 +221,10 @@ def test_the_command_prints_a_table_or_json(run, capsys):
 
 def test_scores_by_hand():
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2]])
-    found = scores(logits, torch.tensor([0, 1, 0, 0]), ("a", "b", "c"))
-    assert found["metrics"]["accuracy"] == 0.5 and found["metrics"]["majority"] == 0.75
-    assert [row["accuracy"] for row in found["classes"]] == [1 / 3, 1.0, None]
-    assert "top_5" not in found["metrics"]
+    measured = scores(logits, torch.tensor([0, 1, 0, 0]), ("a", "b", "c"))
+    assert measured["metrics"]["accuracy"] == 0.5 and measured["metrics"]["majority"] == 0.75
+    assert [row["accuracy"] for row in measured["classes"]] == [1 / 3, 1.0, None]
+    assert "top_5" not in measured["metrics"]
     assert scores(torch.eye(8), torch.arange(8) % 7, list("abcdefgh"))["metrics"]["top_5"] < 1
 
 

@@ -118,9 +118,9 @@ def test_beams_find_what_transformers_finds(loaded):
     model, tokenizer = loaded
     ids = tokenizer("The cat", return_tensors="pt")
     options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 8, "do_sample": False, "use_cache": False}
-    wanted = tokenizer.batch_decode(model.generate(**ids, **options), skip_special_tokens=True)
-    assert generate(model, tokenizer, ["The cat"], Settings(beams=4, num=3, max_new_tokens=8)) == wanted
-    assert len(set(wanted)) == 3
+    expected = tokenizer.batch_decode(model.generate(**ids, **options), skip_special_tokens=True)
+    assert generate(model, tokenizer, ["The cat"], Settings(beams=4, num=3, max_new_tokens=8)) == expected
+    assert len(set(expected)) == 3
 
 
 def test_a_text_that_ends_early_stops_there(loaded, monkeypatch):

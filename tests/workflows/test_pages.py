@@ -134,8 +134,8 @@ def test_dark_mode_is_dark_and_paper_is_white(tmp_path):
         page.evaluate(
             "document.body.insertAdjacentHTML('beforeend', '<p style=\"color:#999;width:3000px\">faint and wide</p>')"
         )
-        found = page.see(400)
-        assert any("faint" in line for line in found["faint"]) and found["overflow"], "the inspection sees nothing"
+        phone = page.see(400)
+        assert any("faint" in line for line in phone["faint"]) and phone["overflow"], "the inspection sees nothing"
 
 
 @pytest.mark.slow

@@ -56,21 +56,21 @@ def test_the_bound_is_the_divergence_from_the_posterior(step):
     x, noise, predicted, share = torch.randn(4, 2, 1, 3, 3, generator=draw, dtype=torch.float64)
     keep = kept(step)
     noisy = math.sqrt(keep) * x + math.sqrt(1 - keep) * noise
-    found = Diffusion().bound(x, noisy, predicted, share, torch.tensor([step, step]))
+    bound = Diffusion().bound(x, noisy, predicted, share, torch.tensor([step, step]))
     guess = (noisy - math.sqrt(1 - keep) * predicted) / math.sqrt(keep)
     true, deviation = posterior(x, noisy, step)
     middle, _ = posterior(guess, noisy, step)
     u = (share + 1) / 2
     variance = torch.exp(u * math.log(betas()[step]) + (1 - u) * math.log(deviation**2))
-    wanted = kl_divergence(Normal(true, deviation), Normal(middle, variance.sqrt())) / math.log(2)
-    torch.testing.assert_close(found, wanted.mean((1, 2, 3)), rtol=1e-9, atol=0)
+    expected = kl_divergence(Normal(true, deviation), Normal(middle, variance.sqrt())) / math.log(2)
+    torch.testing.assert_close(bound, expected.mean((1, 2, 3)), rtol=1e-9, atol=0)
 
 
 def test_the_first_term_is_the_likelihood_of_eight_bits():
     levels = torch.arange(256, dtype=torch.float64) / 127.5 - 1
     x = levels.view(1, 1, 16, 16)
     noisy, share = math.sqrt(kept(0)) * (x + 0.01), torch.full_like(x, 0.3)
-    found = Diffusion().bound(x, noisy, torch.zeros_like(x), share, torch.tensor([0]))
+    bound = Diffusion().bound(x, noisy, torch.zeros_like(x), share, torch.tensor([0]))
     spread = math.exp(0.65 * math.log(betas()[0]) / 2 + 0.35 * math.log(posterior(x, x, 1)[1]))
     surprise = []
     for value in levels:
@@ -78,7 +78,7 @@ def test_the_first_term_is_the_likelihood_of_eight_bits():
         low = torch.tensor(0.0) if value == -1 else p.cdf(value - 1 / 255)
         high = torch.tensor(1.0) if value == 1 else p.cdf(value + 1 / 255)
         surprise.append(-math.log2(float(high - low)))
-    assert found.item() == pytest.approx(sum(surprise) / 256, rel=1e-9)
+    assert bound.item() == pytest.approx(sum(surprise) / 256, rel=1e-9)
     shares = [p for p in surprise if p > 0]
     assert len(shares) == 256, "every level has a probability"
 

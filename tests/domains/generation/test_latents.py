@@ -63,15 +63,15 @@ def recipe_for(net, vae, cache, **options):
 
 
 def test_the_autoencoder_shifts_and_scales(vae):
-    found = Autoencoder.load(vae)
-    assert (found.channels, found.factor, found.scaling, found.shift) == (4, 2, 0.5, 0.1)
+    autoencoder = Autoencoder.load(vae)
+    assert (autoencoder.channels, autoencoder.factor, autoencoder.scaling, autoencoder.shift) == (4, 2, 0.5, 0.1)
     images = torch.rand(2, 3, 8, 8) * 2 - 1
-    spread = found.network.encode(images).latent_dist
-    moments = found.encode(images)
+    spread = autoencoder.network.encode(images).latent_dist
+    moments = autoencoder.encode(images)
     assert moments.shape == (2, 2, 4, 4, 4)
     torch.testing.assert_close(moments[:, 0], (spread.mean - 0.1) * 0.5)
     torch.testing.assert_close(moments[:, 1], spread.std * 0.5)
-    torch.testing.assert_close(found.decode(moments[:, 0]), found.network.decode(spread.mean).sample)
+    torch.testing.assert_close(autoencoder.decode(moments[:, 0]), autoencoder.network.decode(spread.mean).sample)
 
 
 def test_a_cache_is_written_once_and_continued(net, vae, tmp_path, monkeypatch):
@@ -97,9 +97,9 @@ def test_a_cache_is_written_once_and_continued(net, vae, tmp_path, monkeypatch):
     assert len(encoded) == count and data.shape == (4, 4, 4) and (len(data.real), len(data.test)) == (14, 6)
     pictures = [torch.full((3, 8, 8), 0.0)] * 2
     pictures = torch.stack([torch.tensor([v / 127.5 - 1 for v in (200, 10, 0)]).view(3, 1, 1).expand(3, 8, 8)])
-    wanted = own(Autoencoder.load(vae), pictures)[0, 0]
+    expected = own(Autoencoder.load(vae), pictures)[0, 0]
     latent, label = again.real[9]
-    assert label == 1 and torch.allclose(latent, wanted, atol=2e-3)
+    assert label == 1 and torch.allclose(latent, expected, atol=2e-3)
     assert torch.equal(again.real[9][0], latent) and not torch.equal(again.train[9][0], again.train[9][0])
     with pytest.raises(OptionError, match="flip"):
         load(recipe.changed(data=str(tmp_path / "cache"), cache=None, flip=False), tmp_path, print)

@@ -42,12 +42,12 @@ def test_the_pipeline_draws_what_the_sampler_draws(folder):
     pipe = ImagesPipeline.from_pretrained(folder)
     assert pipe.flow == Flow("gvp", "noise") and pipe.sampler == Sampler(steps=2, guidance=2.0)
     drawn = pipe(class_labels=["dog", 2], seed=5, output_type="pt").images
-    wanted = Sampler(steps=2, guidance=2.0).sample(pipe.model, (4, 4), seeds=(5, 6), labels=[1, 2], flow=pipe.flow)
-    assert torch.allclose(drawn, (wanted.clamp(-1, 1) + 1) / 2, atol=1e-6)
+    expected = Sampler(steps=2, guidance=2.0).sample(pipe.model, (4, 4), seeds=(5, 6), labels=[1, 2], flow=pipe.flow)
+    assert torch.allclose(drawn, (expected.clamp(-1, 1) + 1) / 2, atol=1e-6)
     other = pipe(class_labels=[1, 2], num_inference_steps=3, guidance_scale=1, method="euler", seeds=[5, 6],
                  output_type="pt", batch_size=1).images  # fmt: skip
-    wanted = Sampler(method="euler", steps=3).sample(pipe.model, (4, 4), seeds=(5, 6), labels=[1, 2], flow=pipe.flow)
-    assert torch.allclose(other, (wanted.clamp(-1, 1) + 1) / 2, atol=1e-6)
+    expected = Sampler(method="euler", steps=3).sample(pipe.model, (4, 4), seeds=(5, 6), labels=[1, 2], flow=pipe.flow)
+    assert torch.allclose(other, (expected.clamp(-1, 1) + 1) / 2, atol=1e-6)
     pictures = pipe(class_labels="cat", num_images=3).images
     assert [picture.size for picture in pictures] == [(4, 4)] * 3 and pictures[0].mode == "L"
     assert pictures[0].tobytes() != pictures[1].tobytes(), "each image has a seed of its own"
@@ -113,12 +113,12 @@ def test_generate_writes_a_sheet(folder, tmp_path, capsys):
     status, said, error = command(capsys, "generate", folder, "--class", "dog", "--num", "5", "--steps", "3",
                                   "--guidance", "4", "--out", out)  # fmt: skip
     assert status == 0 and "5 images" in said, error
-    wanted = ImagesPipeline.from_pretrained(folder)(1, num_images=5, num_inference_steps=3, guidance_scale=4).images
+    expected = ImagesPipeline.from_pretrained(folder)(1, num_images=5, num_inference_steps=3, guidance_scale=4).images
     with Image.open(out) as sheet:
         factor = 16  # 4 pixels are shown as 64
         assert sheet.size == (2 * 65 - 1, 3 * 65 - 1)
         first = sheet.crop((0, 0, 64, 64)).resize((4, 4), Image.Resampling.NEAREST).convert("L")
-        assert factor * 4 == 64 and first.tobytes() == wanted[0].tobytes()
+        assert factor * 4 == 64 and first.tobytes() == expected[0].tobytes()
 
 
 @pytest.mark.parametrize(("words", "named"), [

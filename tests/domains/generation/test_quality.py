@@ -33,8 +33,8 @@ def test_the_distance_of_covariances_that_do_not_commute():
     first, second = exact(normal(90, 3), torch.zeros(3).double(), mix), exact(normal(80, 3, 1), mix[0], mix.T @ mix)
     a, b = mix @ mix.T, mix.T @ mix @ mix.T @ mix
     root = torch.linalg.eigvals(a @ b).real.clamp_min(0).sqrt().sum()
-    wanted = mix[0].square().sum() + a.trace() + b.trace() - 2 * root
-    assert frechet_distance(first, second) == pytest.approx(wanted.item(), rel=1e-6)
+    expected = mix[0].square().sum() + a.trace() + b.trace() - 2 * root
+    assert frechet_distance(first, second) == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_fewer_images_than_features():

@@ -91,10 +91,10 @@ def test_plain_weights_are_others_than_averaged_ones(by_class):
 def test_evaluate_measures_the_same(by_class, capsys):
     status, said, error = command(capsys, "evaluate", by_class, "--json")
     assert status == 0, error
-    found, kept = json.loads(said), json.loads((by_class / "results.json").read_text())["rows"][0]["metrics"]
-    assert found["unit"] == "images by heun, 2 steps, guidance 1.5"
+    content, metrics = json.loads(said), json.loads((by_class / "results.json").read_text())["rows"][0]["metrics"]
+    assert content["unit"] == "images by heun, 2 steps, guidance 1.5"
     for name in ("fd", "fd_none", "fd_real", "accuracy"):
-        assert found["metrics"][name] == pytest.approx(kept[name], rel=1e-3), name
+        assert content["metrics"][name] == pytest.approx(metrics[name], rel=1e-3), name
 
 
 @pytest.mark.slow

@@ -44,11 +44,11 @@ class TestBlocked:
         mask = padding(batch, n)
         x = tokens(batch, n, 12)
         hidden = x.masked_fill(~mask[..., None], math.nan)
-        ours, wanted = both(make(case), "blocked", x, mask=mask)
-        close(ours, wanted, 1e-12)
+        ours, expected = both(make(case), "blocked", x, mask=mask)
+        close(ours, expected, 1e-12)
         with torch.no_grad():
             unseen = of(make(case), "blocked")(hidden, mask=mask)
-        close(unseen[mask], wanted[mask], 1e-12)
+        close(unseen[mask], expected[mask], 1e-12)
 
     @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("pom", "qt"))])
     @pytest.mark.parametrize("masked", [False, True])
@@ -63,11 +63,11 @@ class TestBlocked:
         """Running sums across the blocks, with and without padding."""
         mixer, x, mask = make(case), tokens(3, n, 12), padding(3, n)
         close(*both(mixer, "blocked", x, causal=True), 1e-12)
-        ours, wanted = both(mixer, "blocked", x, causal=True, mask=mask)
-        close(ours, wanted, 1e-12)
+        ours, expected = both(mixer, "blocked", x, causal=True, mask=mask)
+        close(ours, expected, 1e-12)
         with torch.no_grad():
             unseen = of(mixer, "blocked")(x.masked_fill(~mask[..., None], math.nan), causal=True, mask=mask)
-        assert torch.allclose(unseen[mask], wanted[mask], rtol=1e-10, atol=1e-12)
+        assert torch.allclose(unseen[mask], expected[mask], rtol=1e-10, atol=1e-12)
 
     @every_case
     def test_layouts(self, case):

@@ -99,16 +99,16 @@ def test_auto_is_right_whichever_way_it_is_called(case):
     mixer, x = make(case), tokens(2, 9, 12)
     plain = of(mixer, "eager")
     with torch.no_grad():
-        wanted = plain(x)
+        expected = plain(x)
     for context in (torch.no_grad(), torch.inference_mode(), torch.enable_grad()):
         with context:
-            close(mixer(x), wanted, 1e-12)
+            close(mixer(x), expected, 1e-12)
     u = tokens(2, 9, 12, seed=7)
     for context in (torch.no_grad(), torch.enable_grad()):
         with context:
             y, slope = torch.func.jvp(mixer, (x,), (u,))
-            close(y, wanted, 1e-12)
-            close(torch.func.vmap(mixer, in_dims=1)(torch.stack((x, u), 1))[0], wanted, 1e-12)
+            close(y, expected, 1e-12)
+            close(torch.func.vmap(mixer, in_dims=1)(torch.stack((x, u), 1))[0], expected, 1e-12)
     small = tokens(1, 3, 12)
     jacobian = torch.func.jacrev(mixer)(x[:1])
     close(torch.einsum("bndBND,BND->bnd", jacobian, u[:1]), slope[:1], 1e-11)
@@ -119,7 +119,7 @@ def test_auto_is_right_whichever_way_it_is_called(case):
     weights = {name: p.detach() for name, p in mixer.named_parameters()}
     stacked = {name: torch.stack((p, 2 * p)) for name, p in weights.items()}
     many = torch.func.vmap(lambda w: torch.func.functional_call(mixer, w, (x,)))(stacked)
-    close(many[0], wanted, 1e-12)
+    close(many[0], expected, 1e-12)
 
 
 @main
@@ -132,8 +132,8 @@ def test_auto_under_autocast_is_eager_under_autocast(case):
 @main
 def test_auto_compiled_and_exported_without_gradients(case):
     mixer, x = make(case).float().eval(), tokens(2, 9, 12, dtype=torch.float32)
-    wanted = of(mixer, "eager")(x)
+    expected = of(mixer, "eager")(x)
     torch._dynamo.reset()
     with torch.no_grad():
-        close(torch.compile(mixer, fullgraph=True, backend="aot_eager")(x), wanted, 1e-5)
-        close(torch.export.export(mixer, (x,)).module()(x), wanted, 1e-5)
+        close(torch.compile(mixer, fullgraph=True, backend="aot_eager")(x), expected, 1e-5)
+        close(torch.export.export(mixer, (x,)).module()(x), expected, 1e-5)

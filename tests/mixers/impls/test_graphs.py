@@ -41,13 +41,13 @@ def operators(graph):
 
 def compiled(function):
     """The compiled function, and the set of our operators in its graphs, which fills when it runs."""
-    found = set()
+    inside = set()
 
     def keep(graph, _):
-        found.update(operators(graph))
+        inside.update(operators(graph))
         return make_boxed_func(graph.forward)
 
-    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)), found
+    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)), inside
 
 
 @native
@@ -76,11 +76,11 @@ def test_few_tokens_stay_with_the_compiler_and_one_graph_serves_all_of_either_ki
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     run = torch.compile(mixer, fullgraph=True, dynamic=True, backend=counter)
     with torch.no_grad():
-        found = []
+        counts = []
         for n in (FEWER, FEWER + 7, MANY, MANY + 9, FEWER + 3):
             close(run(some(n)), mixer(some(n)), 1e-5)
-            found.append(counter.frame_count)
-        assert found == [1, 1, 2, 2, 2], "expected one graph for few tokens and one for many"
+            counts.append(counter.frame_count)
+        assert counts == [1, 1, 2, 2, 2], "expected one graph for few tokens and one for many"
         few, inside = compiled(mixer)
         few(some(FEWER))
     assert not inside

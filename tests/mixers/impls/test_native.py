@@ -29,21 +29,21 @@ PADDED = ("pom: 2", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 1", "p
 @pytest.mark.parametrize("batch", [1, 3])
 def test_it_equals_eager_code_with_its_gradients(case, batch):
     mixer, x = make(case), tokens(batch, length(case), 12)
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
-        y = other(given)
-        leaves = {"x": given, **dict(other.named_parameters())}
+        other, leaf = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        y = other(leaf)
+        leaves = {"x": leaf, **dict(other.named_parameters())}
         grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
-        found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
-    for part, wanted in found[1].items():
+        results.append({"output": y, **dict(zip(leaves, grads, strict=True))})
+    for part, expected in results[1].items():
         if (case, part) in ZERO:
             continue
-        if wanted is None:
-            assert found[0][part] is None, part
+        if expected is None:
+            assert results[0][part] is None, part
             continue
-        ours = found[0][part].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+        ours = results[0][part].double()
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), part
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -60,11 +60,11 @@ def test_of_what_cancels_rounding_alone_is_left(batch):
 def test_without_gradients_it_is_the_same(case):
     mixer, x = make(case).float(), tokens(2, length(case), 12, dtype=torch.float32)
     before = x.clone()
-    ours, wanted = both(mixer, "native", x)
-    close(ours, wanted, 1e-5)
+    ours, expected = both(mixer, "native", x)
+    close(ours, expected, 1e-5)
     assert torch.equal(x, before), "the input was written to"
     with torch.no_grad():
-        close(of(mixer, "native").fold()(x), wanted, 1e-5)
+        close(of(mixer, "native").fold()(x), expected, 1e-5)
         close(of(mixer, "auto")(x), ours, 1e-7)
 
 
@@ -75,12 +75,12 @@ def test_padding_with_its_gradients(case):
     x, mask = tokens(3, n, 12), padding(3, n)
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
         mixer = of(make(case), impl).to(dtype)
-        given = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
-        y = mixer(given, mask=mask)[mask]
-        found.append([y, *torch.autograd.grad(y.square().sum(), (given, *mixer.parameters()))])
+        leaf = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
+        y = mixer(leaf, mask=mask)[mask]
+        found.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *mixer.parameters()))])
         assert not found[-1][1][~mask].any(), "the gradient of padding"
-    for ours, wanted in zip(*found, strict=True):
-        assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3))
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours.double(), expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3))
 
 
 def shapes(n):
@@ -109,34 +109,34 @@ def test_every_shape_of_a_padding_mask(case):
     n = length(case)
     mixer, exact, x = of(make(case), "native").float(), of(make(case), "eager"), tokens(4, n, 12)
     for name, mask in shapes(n).items():
-        found = []
+        results = []
         for other, dtype in ((mixer, torch.float32), (exact, torch.float64)):
-            given = x.to(dtype, copy=True).requires_grad_()
-            y = other(given, mask=mask)[mask]
-            found.append([y, *torch.autograd.grad(y.square().sum(), (given, *other.parameters()), allow_unused=True)])
-        for ours, wanted in zip(*found, strict=True):
+            leaf = x.to(dtype, copy=True).requires_grad_()
+            y = other(leaf, mask=mask)[mask]
+            results.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *other.parameters()), allow_unused=True)])
+        for ours, expected in zip(*results, strict=True):
             assert torch.isfinite(ours).all(), name
-            scale = max([wanted.abs().max().item()] if wanted.numel() else [0], default=0)
-            assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
+            scale = max([expected.abs().max().item()] if expected.numel() else [0], default=0)
+            assert torch.allclose(ours.double(), expected, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
         if case.startswith("padre: causal") or not mask.any():
             continue
         with torch.no_grad():
-            close(of(mixer, "blocked")(x.float(), mask=mask)[mask].double(), found[1][0], 1e-5)
+            close(of(mixer, "blocked")(x.float(), mask=mask)[mask].double(), results[1][0], 1e-5)
 
 
 def test_a_mask_with_equal_rows_is_a_padding_mask():
     """(B, N, M) by value or expanded: the kernels run it. By name it is refused, whatever it holds."""
     mixer, x, mask = make("pom: 2").float(), tokens(3, 300, 12, dtype=torch.float32), padding(3, 300)
-    wanted = of(mixer, "eager").double()(x.double(), mask=mask[:, None].repeat(1, 300, 1))
+    expected = of(mixer, "eager").double()(x.double(), mask=mask[:, None].repeat(1, 300, 1))
     for rows in (mask[:, None].expand(3, 300, 300), mask[:, None].repeat(1, 300, 1)):
         assert polymix.explain(mixer, x, mask=rows)[0].impl == "native"
-        close(mixer(x, mask=rows).double(), wanted, 1e-5)
+        close(mixer(x, mask=rows).double(), expected, 1e-5)
         refuses(of(mixer, "native"), "native", "supports", x, mask=rows)
     one_differs = mask[:, None].repeat(1, 300, 1)
     one_differs[1, 7, 5] ^= True
     assert polymix.explain(mixer, x, mask=one_differs)[0].impl == "eager"
-    wanted = of(mixer, "eager").double()(x.double(), mask=one_differs)
-    close(mixer(x, mask=one_differs).double(), wanted, 1e-5)
+    expected = of(mixer, "eager").double()(x.double(), mask=one_differs)
+    close(mixer(x, mask=one_differs).double(), expected, 1e-5)
 
 
 @pytest.mark.parametrize("case", ["pom: 2", "qt: compact 2"])
@@ -157,10 +157,10 @@ def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
     """Bands of the grid, whose edges see their neighbours; the smallest are one row."""
     mixer = build("padre", 12, **options).float()
     x = tokens(2, math.prod(options["grid"]) + options.get("num_prefix_tokens", 0), 12, dtype=torch.float32)
-    (whole, wanted) = both(mixer, "native", x)
+    (whole, expected) = both(mixer, "native", x)
     monkeypatch.setattr(blocks, "MAX_KEPT_BYTES", kept)
     (banded, _) = both(mixer, "native", x)
-    close(banded, wanted, 1e-5)
+    close(banded, expected, 1e-5)
     close(banded, whole, 1e-6)
 
 
@@ -179,12 +179,12 @@ def test_bf16(case):
 
 def test_second_derivatives():
     mixer, x = make("padre: 3"), tokens(1, 7, 12)
-    found = []
+    slopes = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
-        (slope,) = torch.autograd.grad(other(given).square().sum(), given, create_graph=True)
-        found.append(torch.autograd.grad(slope.square().sum(), list(other.parameters()))[0].double())
-    close(found[0], found[1], 1e-4)
+        other, leaf = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(other(leaf).square().sum(), leaf, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), list(other.parameters()))[0].double())
+    close(slopes[0], slopes[1], 1e-4)
 
 
 def test_what_it_refuses():
@@ -243,11 +243,11 @@ def test_a_small_model_learns_on_it():
     losses = []
     for impl in ("native", "eager"):
         mixer = of(make("padre: 2-D").float(), impl)
-        x, wanted = tokens(4, 35, 12, dtype=torch.float32), tokens(4, 35, 12, seed=1, dtype=torch.float32)
+        x, expected = tokens(4, 35, 12, dtype=torch.float32), tokens(4, 35, 12, seed=1, dtype=torch.float32)
         optimizer = torch.optim.AdamW(mixer.parameters(), lr=1e-2)
         losses.append([])
         for _ in range(20):
-            loss = (mixer(x) - wanted).square().mean()
+            loss = (mixer(x) - expected).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -54,18 +54,18 @@ def test_triton_equals_eager_with_its_gradients(case, call):
     mixer, kw = build(name, 12, **options), dict(CALLS[call])
     context = tokens(3, 11, 12, seed=5) if kw.pop("context", None) else None
     x = tokens(3, 7 if context is not None else n, 12)
-    found = []
+    results = []
     for impl, dtype in (("triton", torch.float32), ("eager", torch.float64)):
         other = of(mixer, impl).to(dtype)
         inputs = [u.to(dtype).detach().requires_grad_() for u in (x, context) if u is not None]
         y = other(*inputs, **kw)
         leaves = {"x": inputs[0], "context": inputs[-1], **dict(other.named_parameters())}
-        found.append(
+        results.append(
             {"output": y, **dict(zip(leaves, torch.autograd.grad(y.square().sum(), leaves.values()), strict=True))}
         )
-    for part, wanted in found[1].items():
-        ours = found[0][part].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+    for part, expected in results[1].items():
+        ours = results[0][part].double()
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), part
 
 
 def test_triton_same_bits_twice():

@@ -151,13 +151,13 @@ def relu_linear(mixer, m, x, context, see):
     scales = [base]
     for conv, b, mix, c in zip(m["M"], m["b_M"], m["W_M"], m["c_M"], strict=True):
         scales.append(plus(plus(torch.einsum("dmn,bnd->bmd", conv, base), b) @ mix, c))
-    found = []
+    parts = []
     for part in scales:
         q, k, v = (t.unflatten(-1, (mixer.heads, -1)).transpose(1, 2) for t in part.chunk(3, -1))
         similarity = q.clamp_min(0) @ k.clamp_min(0).transpose(-1, -2)
         bottom = weighted(similarity, torch.ones_like(v[..., :1]), see) + mixer.config.eps
-        found.append((weighted(similarity, v, see) / bottom).transpose(1, 2).flatten(-2))
-    y = plus(torch.cat(found, -1) @ m["W_o"], m["b_o"])
+        parts.append((weighted(similarity, v, see) / bottom).transpose(1, 2).flatten(-2))
+    y = plus(torch.cat(parts, -1) @ m["W_o"], m["b_o"])
     return y if m["gain"] is None else (y - m["mean"]) / (m["var"] + 1e-5).sqrt() * m["gain"] + m["shift"]
 
 

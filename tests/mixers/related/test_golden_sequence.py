@@ -36,10 +36,10 @@ def test_hyena(case):
         options |= {"filter": "explicit", "k": inputs["k"]}
     mixer = HyenaMixer.from_reference(HYENA.part(case, "w"), **options)
     x = inputs["x"].clone().requires_grad_()
-    y, wanted = mixer(x), HYENA.part(case, "out")
-    close(y, wanted["y"], 1e-9)
-    if "k" in wanted:
-        close(mixer.filter(x.shape[1]), wanted["k"], 1e-9)
+    y, expected = mixer(x), HYENA.part(case, "out")
+    close(y, expected["y"], 1e-9)
+    if "k" in expected:
+        close(mixer.filter(x.shape[1]), expected["k"], 1e-9)
     (y * HYENA.part(case, "cot")["y"]).sum().backward()
     ours = hyena_gradients(mixer)
     grads = HYENA.part(case, "grad/in")
@@ -126,8 +126,8 @@ def test_mamba_equals_the_layer_that_it_wraps(options):
     x = tokens(2, 37, 12, dtype=torch.float32).requires_grad_()
     theirs = mixer.layer.eval()(x)
     close(mixer(x), theirs, 1e-5)
-    ours, wanted = (torch.autograd.grad(y.square().sum(), (x, *mixer.parameters())) for y in (mixer(x), theirs))
-    for a, b in zip(ours, wanted, strict=True):
+    ours, expected = (torch.autograd.grad(y.square().sum(), (x, *mixer.parameters())) for y in (mixer(x), theirs))
+    for a, b in zip(ours, expected, strict=True):
         close(a, b, 1e-4)
 
 

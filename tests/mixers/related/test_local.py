@@ -137,9 +137,9 @@ def test_a_step_leaves_the_state_that_it_was_given():
     """Branches of a search go on from one state; beams are reordered along the first axis of every tensor."""
     mixer, x = build("local", 8, window=3), tokens(3, 7, 8)
     _, state = mixer.prefill(x)
-    kept = [part.clone() for part in state]
+    copies = [part.clone() for part in state]
     mixer.step(x[:, 0], state)
-    assert all(map(torch.equal, state, kept))
+    assert all(map(torch.equal, state, copies))
     beams = torch.tensor([2, 0, 0])
     y, _ = mixer.step(x[beams, 1], LocalState(*(part.index_select(0, beams) for part in state)))
     close(y, mixer(torch.cat((x, x[:, 1:2]), 1)[beams])[:, -1], 1e-12)
@@ -151,10 +151,10 @@ def test_one_graph_for_every_length_of_padded_and_packed_sequences():
     calls = []
     for n in (13, 7, 45):
         place = torch.arange(n).expand(2, n).clone()
-        given = {"mask": place % 4 > 0, "segments": place // 5}
-        calls.append((tokens(2, n, 12, dtype=torch.float32).requires_grad_(), given))
-    found = graphs(build("local", 12, heads=3, window=8, rotary=1e4).float(), calls)
-    assert len(set(found)) == 1, "a new length must not compile again"
+        call = {"mask": place % 4 > 0, "segments": place // 5}
+        calls.append((tokens(2, n, 12, dtype=torch.float32).requires_grad_(), call))
+    count = graphs(build("local", 12, heads=3, window=8, rotary=1e4).float(), calls)
+    assert len(set(count)) == 1, "a new length must not compile again"
 
 
 @pytest.mark.slow
@@ -167,12 +167,12 @@ def test_prefill_and_step_compile_without_breaks():
     for n in (13, 9, 30):
         x = tokens(2, n, 12, seed=n, dtype=torch.float32)
         torch._dynamo.mark_dynamic(x, 1)
-        (y, ours), (wanted, state) = prefill(x, ours), mixer.prefill(x, state)
-        close(y, wanted, 1e-5)
+        (y, ours), (expected, state) = prefill(x, ours), mixer.prefill(x, state)
+        close(y, expected, 1e-5)
     for seed in range(3):
         x = tokens(2, 12, seed=seed, dtype=torch.float32)
-        (y, ours), (wanted, state) = step(x, ours), mixer.step(x, state)
-        close(y, wanted, 1e-5)
+        (y, ours), (expected, state) = step(x, ours), mixer.step(x, state)
+        close(y, expected, 1e-5)
     close(ours.keys, state.keys, 1e-5)
 
 

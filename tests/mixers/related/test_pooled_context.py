@@ -122,10 +122,10 @@ def se(mixer, x, context=None, mask=None):
     context = x if context is None else context
     out = []
     for b in range(x.shape[0]):
-        kept = context[b] if mask is None else context[b][mask[b]]
-        s = kept.mean(0) if len(kept) else torch.zeros(D, dtype=torch.float64)
+        visible = context[b] if mask is None else context[b][mask[b]]
+        s = visible.mean(0) if len(visible) else torch.zeros(D, dtype=torch.float64)
         if config.add_maxpool:
-            s = (s + (kept.max(0).values if len(kept) else 0)) / 2
+            s = (s + (visible.max(0).values if len(visible) else 0)) / 2
         s = plus(s @ m["W_1"], m["b_1"])
         if config.form == "effective":
             gate = (s / 6 + 0.5).clamp(0, 1)

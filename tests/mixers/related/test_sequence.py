@@ -64,8 +64,8 @@ def test_hyena_taps_by_the_definition():
         for c in range(3):
             for s in range(2):
                 rate = made.deltas[c * 2 + s].abs()
-                wanted = h[c * 2 + s] * (math.exp(-rate * t / 8) + 0.2)
-                close(made(9)[s, c, t], wanted, 1e-12)
+                expected = h[c * 2 + s] * (math.exp(-rate * t / 8) + 0.2)
+                close(made(9)[s, c, t], expected, 1e-12)
     assert mixer.filter.deltas[0].item() == pytest.approx(math.log(100) / 1.5)
     assert mixer.filter.deltas[-1].item() == pytest.approx(math.log(100) / 0.3)
 
@@ -75,8 +75,8 @@ def test_hyena_positions_at_init():
     for t in range(10):
         f = [1e-4, (2 + 1e-4) / 2, 2.0]
         angle = [2 * math.pi * t / 10 * each for each in f]
-        wanted = [t / 9, *map(math.cos, angle), *[-math.sin(a) for a in angle]]
-        close(z[t].detach(), torch.tensor(wanted, dtype=torch.float64), 1e-12)
+        expected = [t / 9, *map(math.cos, angle), *[-math.sin(a) for a in angle]]
+        close(z[t].detach(), torch.tensor(expected, dtype=torch.float64), 1e-12)
 
 
 def test_a_longer_sequence_is_refused_not_cut():

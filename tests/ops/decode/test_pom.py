@@ -37,8 +37,8 @@ def test_a_step_is_the_equation(options, dtype):
         eager = polymix.create_mixer("pom", dim, **dict(zip(names, options, strict=True)), impl="eager").eval()
         eager.load_state_dict(mixer.state_dict())
         want, total = eager.double().step(x[:, 5].double(), PomState(state.total.double(), state.count))
-        for got, wanted in ((y, want), (after.total, total.total)):
-            assert (got - wanted).abs().max() <= DTYPES[dtype] * wanted.abs().max()
+        for got, expected in ((y, want), (after.total, total.total)):
+            assert (got - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
         assert torch.equal(after.count, torch.full((rows,), 6))
 
 

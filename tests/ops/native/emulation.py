@@ -38,13 +38,13 @@ def build(folder):
 
 def _tensors():
     """The memory of all live tensors, as (address, bytes); those made before `gc.freeze()` are left out, to be fast."""
-    found = {}
+    sizes = {}
     for value in gc.get_objects():
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu":
             memory = value.untyped_storage()
             if memory.nbytes():
-                found[memory.data_ptr()] = memory.nbytes()
-    return sorted(found.items())
+                sizes[memory.data_ptr()] = memory.nbytes()
+    return sorted(sizes.items())
 
 
 class Emulated:

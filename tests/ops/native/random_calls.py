@@ -117,11 +117,11 @@ def results(operator, args, impl, dtype, wanted, seed):
 def check(seed):
     case = Case(seed)
     operator, args = arguments(case)
-    wanted = [i for i in operator.wrt if args[i] is not None and case.random.random() < 0.8]
+    expected = [i for i in operator.wrt if args[i] is not None and case.random.random() < 0.8]
     torch.set_num_threads(case.random.choice((1, 1, 2, 3, 5, 17)))
-    ours = results(operator, args, "native", None, wanted, seed)
+    ours = results(operator, args, "native", None, expected, seed)
     torch.set_num_threads(1)
-    exact = results(operator, args, "eager", torch.float64, wanted, seed)
+    exact = results(operator, args, "eager", torch.float64, expected, seed)
     for got, want in zip(ours, exact, strict=True):
         scale = want.abs().max().clamp_min(1e-2) if want.numel() else 1.0
         bound = 2**-7 if case.dtype == torch.bfloat16 else 1e-4

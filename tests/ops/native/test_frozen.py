@@ -43,9 +43,9 @@ def test_any_choice_of_gradients_gives_those_of_all(name):
     present = [i for i in operator.wrt if args[i] is not None]
     everything = dict(zip(present, gradients(operator, args, present), strict=True))
     for number in range(1, len(present)):
-        for wanted in itertools.combinations(present, number):
-            for position, grad in zip(wanted, gradients(operator, args, wanted), strict=True):
-                assert relative_error(grad, everything[position]) < 1e-6, (operator.names[position], wanted)
+        for expected in itertools.combinations(present, number):
+            for position, grad in zip(expected, gradients(operator, args, expected), strict=True):
+                assert relative_error(grad, everything[position]) < 1e-6, (operator.names[position], expected)
 
 
 # What is asked for without x, and without the weights: C functions, and for each the arguments that must be NULL.
@@ -74,8 +74,8 @@ def asked(monkeypatch):
 def test_kernels_are_not_asked_for_the_gradients_of_frozen_arguments(name, frozen, table, asked):
     operator, args = OPERATORS[name][0], float32(OPERATORS[name][1])
     of_weights = [i for i in operator.wrt if operator.names[i] in ("weight", "bias", "last", "last_bias")]
-    wanted = of_weights if frozen == "x" else [i for i in operator.wrt if i not in of_weights]
-    gradients(operator, args, wanted)
+    expected = of_weights if frozen == "x" else [i for i in operator.wrt if i not in of_weights]
+    gradients(operator, args, expected)
     (call,) = [arguments for name, arguments in asked if name.endswith("_backward")]
     assert all(call[place] is None for place in table[name])
     other = (WITHOUT_WEIGHTS if frozen == "x" else WITHOUT_X)[name]

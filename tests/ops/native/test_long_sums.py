@@ -51,9 +51,9 @@ def test_a_million_tokens_with_a_mean(name):
     """Tokens with a mean of 1 and a deviation of 0.1: a running float32 sum was off by 2e-5 to 6e-4."""
     operator, args = cases((1.0 + 0.1 * tokens(1, N, D)).float())[name]
     args = [a.float() if isinstance(a, torch.Tensor) else a for a in args]
-    wanted, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
+    exact, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
     for part, value in ours.items():
-        assert relative_error(value, wanted[part]) < 2e-6, f"{part}: a sum over tokens loses digits"
+        assert relative_error(value, exact[part]) < 2e-6, f"{part}: a sum over tokens loses digits"
 
 
 @pytest.mark.parametrize("name", ["powers", "gated", "moments", "padre_step"])
@@ -61,10 +61,10 @@ def test_a_million_equal_tokens(name):
     """Roundings of equal terms all go the same way; a running float32 sum drifts."""
     operator, args = cases(torch.full((1, N, D), 1.1))[name]
     args = [a.float() if isinstance(a, torch.Tensor) else a for a in args]
-    wanted, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
+    exact, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
     scale = args[0].double().square().sum() if name == "moments" else None  # the second moment itself is zero
     for part, value in ours.items():
-        error = (value.double() - wanted[part]).abs().max() / (scale or wanted[part].abs().max())
+        error = (value.double() - exact[part]).abs().max() / (scale or exact[part].abs().max())
         assert error < 1e-5, f"{part}: a sum over tokens loses digits"
 
 
@@ -76,13 +76,13 @@ def test_moments_of_tokens_far_from_zero(mean, masked):
     mask = tokens(2, 700, seed=1) < 0.5 if masked else None
     if masked:
         x[~mask] = torch.nan
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
         leaf = x.to(dtype).requires_grad_()
         centre, moment = moments(leaf, mask, impl=impl)
         cotangents = tokens(2, 20, seed=2).to(dtype), tokens(2, 20, 20, seed=3).to(dtype)
-        found.append((centre, moment, *torch.autograd.grad((centre, moment), leaf, cotangents)))
-    (centre, moment, grad), (right_centre, right_moment, right_grad) = found
+        results.append((centre, moment, *torch.autograd.grad((centre, moment), leaf, cotangents)))
+    (centre, moment, grad), (right_centre, right_moment, right_grad) = results
     assert relative_error(centre, right_centre) < 1e-6
     assert relative_error(moment, right_moment) < 2e-6 + 1e-13 * mean**2
     assert relative_error(grad, right_grad) < 2e-6

@@ -39,18 +39,18 @@ def threads():
 def largest_scratch(name, n, dim, monkeypatch):
     """The largest buffer of a forward and a backward, in bytes. All sizes come from C; nothing is computed."""
     operator, args = case(name, n, dim)
-    found, call = [], library.call
+    sizes, call = [], library.call
 
     def record(*values):
         call(*values)
-        found.append(library.scratch_bytes())
+        sizes.append(library.scratch_bytes())
 
     module = sys.modules[operator._kernel("native", "").__module__]
     with monkeypatch.context() as patch:
         patch.setattr(module, "call", record)
         of_maps(operator, as_type(args, torch.float32), "native")
-    assert len(found) >= 2 and min(found) > 0
-    return max(found)
+    assert len(sizes) >= 2 and min(sizes) > 0
+    return max(sizes)
 
 
 # What each thread takes for itself, in blocks of 128 tokens.
@@ -65,24 +65,24 @@ def block(dim):
 @pytest.mark.parametrize("name", NAMES)
 def test_scratch_as_a_function_of_threads_and_channels(name, threads, monkeypatch):
     for dim in (32, 256, 768):
-        found = {}
+        sizes = {}
         for count in (1, 4, 64):
             threads(count)
-            found[count] = largest_scratch(name, 512, dim, monkeypatch)
+            sizes[count] = largest_scratch(name, 512, dim, monkeypatch)
         weights = 4 * 10 * (dim + 16) * (dim + 64)  # packed forms of four maps, their gradients, and the moments of QT
-        assert found[1] <= weights + 1.5 * BLOCKS[name] * block(dim) + MIB / 4, (dim, found)
-        assert found[4] <= 4 * found[1], (dim, found)
-        assert found[64] == found[4], "512 tokens are four blocks: more threads must not take more memory"
+        assert sizes[1] <= weights + 1.5 * BLOCKS[name] * block(dim) + MIB / 4, (dim, sizes)
+        assert sizes[4] <= 4 * sizes[1], (dim, sizes)
+        assert sizes[64] == sizes[4], "512 tokens are four blocks: more threads must not take more memory"
 
 
 @pytest.mark.parametrize("name", slow_but(("moments", "powers", "qt_pool"), NAMES))
 def test_accumulators_do_not_grow_with_the_threads(name, threads, monkeypatch):
     """Above 32 MiB of accumulators, another thread takes a few blocks of tokens, but no copy of the weights."""
-    found = {}
+    sizes = {}
     for count in (16, 24):
         threads(count)
-        found[count] = largest_scratch(name, 24 * 128, 768, monkeypatch)
-    assert (found[24] - found[16]) / 8 <= BLOCKS[name] * block(768), found
+        sizes[count] = largest_scratch(name, 24 * 128, 768, monkeypatch)
+    assert (sizes[24] - sizes[16]) / 8 <= BLOCKS[name] * block(768), sizes
 
 
 @pytest.mark.parametrize("name", slow_but(("moments", "powers", "qt_pool"), NAMES))
@@ -91,8 +91,8 @@ def test_threads_that_share_an_accumulator_agree_and_repeat_themselves(name, thr
     operator, args = case(name, 1600, 1024)
     threads(12)
     first, second = (of_maps(operator, as_type(args, torch.float32), "native") for _ in range(2))
-    wanted = of_maps(operator, as_type(args, torch.float64), "eager")
-    for ours, again, exact in zip(first, second, wanted, strict=True):
+    expected = of_maps(operator, as_type(args, torch.float64), "eager")
+    for ours, again, exact in zip(first, second, expected, strict=True):
         if ours is None:  # the bound of a denominator has no gradient
             continue
         assert torch.equal(ours, again), "there is a race"

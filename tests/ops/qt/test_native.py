@@ -56,10 +56,10 @@ def derivatives(operator, args, impl, rounded=torch.float32):
 
 
 def agree(operator, args, tolerance=1e-5):
-    ours, wanted = derivatives(operator, args, "native"), derivatives(operator, in_float64(args), "eager")
+    ours, expected = derivatives(operator, args, "native"), derivatives(operator, in_float64(args), "eager")
     for name, value in ours.items():
-        assert value.shape == wanted[name].shape and value.dtype == torch.float32, name
-        assert relative_error(value, wanted[name]) < tolerance, f"{name}: the error exceeds the rounding of float32"
+        assert value.shape == expected[name].shape and value.dtype == torch.float32, name
+        assert relative_error(value, expected[name]) < tolerance, f"{name}: the error exceeds the rounding of float32"
 
 
 @needs_it
@@ -99,9 +99,9 @@ def test_a_sample_without_tokens_pools_to_zero():
 @needs_it
 def test_padding_is_never_read_into_the_sums():
     args = pooling(*SHAPES["a block"], 2)
-    wanted = qt_pool(*args, impl="native")
+    expected = qt_pool(*args, impl="native")
     args[0][~args[3]] = torch.nan
-    assert torch.equal(qt_pool(*args, impl="native"), wanted)
+    assert torch.equal(qt_pool(*args, impl="native"), expected)
 
 
 @needs_it
@@ -119,12 +119,12 @@ def test_bf16_is_rounded_once(order, processor):
     for operator, args in ((qt_pool, pooling(*SHAPES["odd"], order, mask=False, dtype=torch.bfloat16)),
                            (qt_spread, spreading(*SHAPES["odd"], order, dtype=torch.bfloat16))):  # fmt: skip
         ours = derivatives(operator, args, "native", torch.bfloat16)
-        wanted = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
+        expected = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
         for name, value in ours.items():
             kept = name == "moments" or (operator is qt_pool and name == "output")
             assert value.dtype == (torch.float32 if kept else torch.bfloat16), name
-            bound = {"rtol": 0.0 if kept else 2**-8, "atol": 1e-5 * wanted[name].abs().max().item()}
-            assert torch.allclose(value.double(), wanted[name], **bound), f"{name}: rounded more than once"
+            bound = {"rtol": 0.0 if kept else 2**-8, "atol": 1e-5 * expected[name].abs().max().item()}
+            assert torch.allclose(value.double(), expected[name], **bound), f"{name}: rounded more than once"
 
 
 @needs_it
@@ -135,9 +135,9 @@ def test_products_in_bf16_are_as_exact_as_those_of_pytorch(order, processor, vec
                            (qt_spread, spreading(*SHAPES["odd"], order, dtype=torch.bfloat16))):  # fmt: skip
         ours = derivatives(operator, args, "native", torch.bfloat16)
         plain = derivatives(operator, args, "eager", torch.bfloat16)
-        wanted = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
+        expected = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
         for name, value in ours.items():
-            error, allowed = (relative_error(y, wanted[name]) for y in (value, plain[name]))
+            error, allowed = (relative_error(y, expected[name]) for y in (value, plain[name]))
             assert error <= max(1.5 * allowed, 2**-8), f"{name}: {error:.1e} > {allowed:.1e}"
 
 
@@ -158,10 +158,12 @@ def test_any_layout_of_the_tokens():
         return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
 
     for operator, args in ((qt_pool, pooling(*SHAPES["a block"], 2)), (qt_spread, spreading(*SHAPES["a block"], 2))):
-        wanted = derivatives(operator, args, "native")
+        expected = derivatives(operator, args, "native")
         for change in (wide, sparse, turned, shifted):
-            found = derivatives(operator, (change(args[0]), *args[1:]), "native")
-            assert all(relative_error(found[name], wanted[name].double()) < 1e-6 for name in wanted), change.__name__
+            gradients = derivatives(operator, (change(args[0]), *args[1:]), "native")
+            assert all(relative_error(gradients[name], expected[name].double()) < 1e-6 for name in expected), (
+                change.__name__
+            )
 
 
 @needs_it
@@ -171,13 +173,13 @@ def test_results_are_reproducible_and_close_for_any_number_of_threads():
     shapes = [SHAPES[name] for name in ("samples that threads share", "sums of sums")]
     for operator, args in (*((qt_pool, pooling(*shape, 2)) for shape in shapes),
                            *((qt_spread, spreading(*shape, 2)) for shape in shapes)):  # fmt: skip
-        wanted = derivatives(operator, in_float64(args), "eager")
+        expected = derivatives(operator, in_float64(args), "eager")
         try:
             for threads in (1, 2, 4, 5, 12):
                 torch.set_num_threads(threads)
                 first, second = (derivatives(operator, args, "native") for _ in range(2))
                 assert all(torch.equal(first[name], second[name]) for name in first), threads
-                assert all(relative_error(first[name], wanted[name]) < 1e-5 for name in first), threads
+                assert all(relative_error(first[name], expected[name]) < 1e-5 for name in first), threads
         finally:
             torch.set_num_threads(before)
 
@@ -200,17 +202,21 @@ def test_a_mixer_with_the_kernels_equals_eager_code(order, masked):
     if masked:
         mask = tokens(2, 133, seed=2) < 0.5
         mask[1] = False
-    found = []
+    results = []
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
-        other, given, told = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_(), context.to(dtype).requires_grad_()
-        y = other(given, told, mask=mask)
-        leaves = {"x": given, "context": told, **dict(other.named_parameters())}
+        other, query, source = (
+            of(mixer, impl).to(dtype),
+            x.to(dtype).requires_grad_(),
+            context.to(dtype).requires_grad_(),
+        )
+        y = other(query, source, mask=mask)
+        leaves = {"x": query, "context": source, **dict(other.named_parameters())}
         grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
-        found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
+        results.append({"output": y, **dict(zip(leaves, grads, strict=True))})
     if order == 0:  # γ² goes into numerators and denominators alike: its gradient is what rounding leaves
-        assert found[0].pop("scale").abs().max() < 1e-4 * found[0]["qkv.qkv.weight"].abs().max()
-        found[1].pop("scale")
-    for name, wanted in found[1].items():
-        wanted = torch.zeros_like(found[0][name]).double() if wanted is None else wanted
-        ours = torch.zeros_like(wanted) if found[0][name] is None else found[0][name].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), name
+        assert results[0].pop("scale").abs().max() < 1e-4 * results[0]["qkv.qkv.weight"].abs().max()
+        results[1].pop("scale")
+    for name, expected in results[1].items():
+        expected = torch.zeros_like(results[0][name]).double() if expected is None else expected
+        ours = torch.zeros_like(expected) if results[0][name] is None else results[0][name].double()
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), name

@@ -60,10 +60,10 @@ def test_public_implementation(case):
     parts["D"] = parts.pop("Dskip", None)
     softplus = "delta_softplus=True" in GOLDEN.meta[case]["call"]
     out, last = selective_scan(**parts, delta_softplus=softplus)
-    wanted = GOLDEN.part(case, "out")
-    assert out.dtype == wanted["out"].dtype
-    close(out.transpose(1, 2), wanted["out"], 3e-6 if narrow else 1e-12)
-    close(last, wanted["last_state"], 3e-6 if narrow else 1e-12)
+    expected = GOLDEN.part(case, "out")
+    assert out.dtype == expected["out"].dtype
+    close(out.transpose(1, 2), expected["out"], 3e-6 if narrow else 1e-12)
+    close(last, expected["last_state"], 3e-6 if narrow else 1e-12)
     (out.transpose(1, 2) * GOLDEN.part(case, "cot")["out"]).sum().backward()
     grads = GOLDEN.part(case, "grad/in")
     assert grads.keys() == leaves.keys()
@@ -76,8 +76,8 @@ def test_public_implementation(case):
 @pytest.mark.parametrize("full", [True, False])
 def test_equals_the_recurrence(n, kinds, full):
     parts = inputs(n, *kinds, full=full)
-    for ours, wanted in zip(selective_scan(**parts), stepped(**parts), strict=True):
-        close(ours, wanted, 1e-13)
+    for ours, expected in zip(selective_scan(**parts), stepped(**parts), strict=True):
+        close(ours, expected, 1e-13)
 
 
 def test_padding_does_not_change_the_state():
@@ -96,8 +96,8 @@ def test_blocks_and_chunks_equal_a_single_call(monkeypatch):
     parts = inputs(75, "group")
     whole, end = selective_scan(**parts, delta_softplus=True)
     monkeypatch.setattr(scan_module, "BLOCK", 20)
-    for ours, wanted in zip(selective_scan(**parts, delta_softplus=True), (whole, end), strict=True):
-        close(ours, wanted, 1e-13)
+    for ours, expected in zip(selective_scan(**parts, delta_softplus=True), (whole, end), strict=True):
+        close(ours, expected, 1e-13)
     state, out = parts["state"], []
     for start, stop in ((0, 1), (1, 34), (34, 75)):
         piece = {k: v[:, start:stop] if v.ndim > 2 else v for k, v in parts.items() if k != "state"}

@@ -96,11 +96,11 @@ def test_a_step_only_where_there_is_one(results):
 
 @pytest.mark.slow
 def test_resume_measures_what_is_missing_and_nothing_twice(folder, results, tmp_path):
-    kept = results["rows"][: 3 * len(MIXERS.split(","))]
-    cut = {**results, "finished": False, "rows": kept}
+    finished = results["rows"][: 3 * len(MIXERS.split(","))]
+    cut = {**results, "finished": False, "rows": finished}
     (tmp_path / "results.json").write_text(json.dumps(cut))
     content = make(tmp_path, passes=PASSES, resume=True)
-    assert content["rows"][: len(kept)] == kept
+    assert content["rows"][: len(finished)] == finished
     assert content["ceilings"] == results["ceilings"]
     assert [(row["pass"], row["tokens"], row["mixer"]) for row in content["rows"]] == [
         (row["pass"], row["tokens"], row["mixer"]) for row in results["rows"]
@@ -129,15 +129,15 @@ def test_ctrl_c_keeps_what_had_finished(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure_group", measure_group)
     assert stop.value.code == 130
     assert "--resume" in capsys.readouterr().out
-    kept = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [(row["mixer"], row["tokens"]) for row in kept] == [("softmax", 16), ("pom", 16)]
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [(row["mixer"], row["tokens"]) for row in rows] == [("softmax", 16), ("pom", 16)]
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--resume"])
     out = capsys.readouterr().out
     assert not stop.value.code, out
     assert all(text in out for text in ("floor", "FLOP/s", "softmax", "pom"))
     assert "…" not in out, "every column must be whole in 80 characters"
-    assert json.loads((tmp_path / "results.json").read_text())["rows"][:2] == kept
+    assert json.loads((tmp_path / "results.json").read_text())["rows"][:2] == rows
     for name in ("report.html", "latency.png", "roofline.png"):
         assert (tmp_path / name).stat().st_size > 10_000
 

@@ -149,8 +149,8 @@ def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
     )
     for most, lengths in ((15.9, [1]), (16.1, [1, 4])):
         its = report({"blocks.0.mixer": "pom"})
-        found = assess(its, X, seconds=0.05, lengths=(4, 1), max_seconds=most)
-        assert [length.factor for length in found.curve] == lengths
+        assessment = assess(its, X, seconds=0.05, lengths=(4, 1), max_seconds=most)
+        assert [length.factor for length in assessment.curve] == lengths
 
 
 def test_a_call_that_runs_out_of_memory_is_told(monkeypatch):
@@ -263,8 +263,8 @@ def test_the_card_has_metadata_that_a_hub_reads_and_a_table(found, tmp_path):
     found.write(tmp_path, title="A ViT", card={"license": "mit", "base_model": "me/vit: small"})
     card = (tmp_path / "README.md").read_text()
     _, head, body = card.split("---\n", 2)
-    told = yaml.safe_load(head)
-    assert told == {
+    metadata = yaml.safe_load(head)
+    assert metadata == {
         "library_name": "polymix", "tags": ["polymix", "linear-attention", "padre"], "license": "mit",
         "base_model": "me/vit: small",
     }  # fmt: skip

@@ -122,10 +122,10 @@ def test_a_name_without_weights_converts_the_architecture_and_says_so(run):
         assert "No weights were given" in said
     assert metadata["library_name"] == "polymix" and "padre" in metadata["tags"]
     assert "1 × `padre`, 5 × `attention`." in text
-    found = results()
-    assert found["finished"] and found["schema"] == "polymix.convert/1"
-    assert {layer["name"]: layer["now"] for layer in found["conversion"]["layers"]}["blocks.0.attn"] == "padre"
-    assert [layer["now"] for layer in found["conversion"]["layers"]].count(None) == 5, "others are kept"
+    content = results()
+    assert content["finished"] and content["schema"] == "polymix.convert/1"
+    assert {layer["name"]: layer["now"] for layer in content["conversion"]["layers"]}["blocks.0.attn"] == "padre"
+    assert [layer["now"] for layer in content["conversion"]["layers"]].count(None) == 5, "others are kept"
     assert polymix.load_pretrained("out")(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
 
 
@@ -139,8 +139,8 @@ def test_weights_from_a_file_with_a_head_of_their_own(run, place):
         same(load_model(TIMM[1], file, size=32).model.state_dict(), model.state_dict())
     status, out, _ = run(*TIMM, "--weights", "w.safetensors")
     assert status == 0 and "No weights" not in out + card()[1] and "not been trained" in card()[1]
-    kept = {key: value for key, value in model.state_dict().items() if not key.startswith("blocks.0.attn")}
-    assert all(torch.equal(state()[key], value) for key, value in kept.items()), "a weight was dropped on the way"
+    weights = {key: value for key, value in model.state_dict().items() if not key.startswith("blocks.0.attn")}
+    assert all(torch.equal(state()[key], value) for key, value in weights.items()), "a weight was dropped on the way"
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_a_folder_of_transformers(run, place):
     plan = "vit.layers.0.attention=pom,*.1.attention=keep"
     status, _, err = run("--model", "vit", "--plan", plan, "--data", "photos", "--batch", "4")
     assert (status, err) == (0, "")
-    found = results()
-    assert found["data"]["classes"] == ["dogs", "cats"] and found["data"]["std"] == pytest.approx([0.4] * 3)
-    assert set(found["conversion"]["accuracy"]) == {"before", "converted"}
+    content = results()
+    assert content["data"]["classes"] == ["dogs", "cats"] and content["data"]["std"] == pytest.approx([0.4] * 3)
+    assert set(content["conversion"]["accuracy"]) == {"before", "converted"}
     assert card()[0]["model-index"][0]["results"][0]["metrics"][0]["type"] == "accuracy"
     assert Path("out/preprocessor_config.json").read_bytes() == Path("vit/preprocessor_config.json").read_bytes()
     again = load_model("out")
@@ -229,12 +229,12 @@ def test_a_model_of_text(run, fails, kind):
     assert ids.shape == (3, 9) and ids.min() >= 0 and ids.max() < 20
     fails("--model", "text", "--data", "photos", named="polymix.distill")
     fails("--model", "text", "--tokens", "25", named="24")
-    kept = ["--keep-host"] if kind == "GPT2LMHeadModel" else []
-    status, _, err = run("--model", "text", "--plan", "1:1", "--mixer", "qt", "--tokens", "9", *kept)
+    options = ["--keep-host"] if kind == "GPT2LMHeadModel" else []
+    status, _, err = run("--model", "text", "--plan", "1:1", "--mixer", "qt", "--tokens", "9", *options)
     assert (status, err) == (0, "")
-    found = results()["conversion"]
-    assert [layer["now"] for layer in found["layers"]] == ["qt", None]
-    assert found["left_out"] == [], "what is part of a layer that converts is not left out"
+    content = results()["conversion"]
+    assert [layer["now"] for layer in content["layers"]] == ["qt", None]
+    assert content["left_out"] == [], "what is part of a layer that converts is not left out"
     assert polymix.load_pretrained("out")(ids).logits.shape == (3, 9, 20)
 
 
@@ -288,9 +288,9 @@ def test_code_of_the_users_runs_with_trust_alone(run, fails):
     fails("--model", "mine.py:host", "--batch", "4", named="the function returns the input")
     status, out, err = run("--model", "mine.py:host", "--plan", "1:1", "--mixer", "qt")
     assert (status, err) == (0, "")
-    found = results()["layers"]["layers.0"]
-    assert found["shape"] == [4, 2, 16], "it is measured with the input that came with it"
-    assert found["flops"][0] > 0, "the fast path of nn.MultiheadAttention counts none"
+    content = results()["layers"]["layers.0"]
+    assert content["shape"] == [4, 2, 16], "it is measured with the input that came with it"
+    assert content["flops"][0] > 0, "the fast path of nn.MultiheadAttention counts none"
     assert "trust=True" in out.splitlines()[-1] and 'load_pretrained("FOLDER", trust=True)' in card()[1]
     assert "../mine.py:host" in card()[1], "what it is that runs"
     with pytest.raises(OptionError, match="trust"):

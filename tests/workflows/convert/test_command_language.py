@@ -76,13 +76,13 @@ def test_a_folder_becomes_a_hybrid_that_the_auto_classes_load(run, kind, name):
     assert model.config.model_type == name and [m["name"] for m in model.config.mixers] == ["pom", "softmax"]
     prompt = tokenizer(["alpha beta", "gamma"], return_tensors="pt", padding=True, padding_side="left")
     assert model.generate(**prompt, max_new_tokens=4, do_sample=False).shape[0] == 2
-    found = results()
-    figures = found["conversion"]["accuracy"]
-    assert [*figures] == ["before", "converted", "imitated", "distilled"] and found["conversion"][
+    content = results()
+    figures = content["conversion"]["accuracy"]
+    assert [*figures] == ["before", "converted", "imitated", "distilled"] and content["conversion"][
         "metric"
     ] == "perplexity"
     assert figures["distilled"] < figures["converted"], "training on the text taught the model nothing of it"
-    assert found["data"]["tokens"] == 16 and found["data"]["train"] > 8 * found["data"]["test"] > 0
+    assert content["data"]["tokens"] == 16 and content["data"]["train"] > 8 * content["data"]["test"] > 0
     card, page = Path("out/README.md").read_text(), Path("out/report.html").read_text()
     for said in (card, page):
         assert "Perplexity" in said or "| perplexity |" in said

@@ -47,10 +47,10 @@ def test_a_language_model_is_distilled_on_what_it_draws(run, model, task):
     status, out, err = run("--model", model, "--plan", "pom", "--data", "self", *TRAIN)
     assert (status, err) == (0, "") and "64 texts that the model draws itself" in out and "no text was used" in out
     content = json.loads(Path("out/results.json").read_text())
-    found = content["conversion"]["accuracy"]
-    assert set(found) == {"before", "converted", "imitated", "distilled"}
+    results = content["conversion"]["accuracy"]
+    assert set(results) == {"before", "converted", "imitated", "distilled"}
     if model == "causal":  # few tokens of the other are masked
-        assert found["before"] < found["distilled"] < found["converted"]
+        assert results["before"] < results["distilled"] < results["converted"]
     assert content["data"] == {"name": "self", "train": 64, "tokens": [4, 32 if model == "masked" else 16]}
     assert f'pipeline_tag: "{task}"' in Path("out/README.md").read_text()
     assert not Path("out/checkpoints").exists()

@@ -127,9 +127,9 @@ def test_a_family_from_its_folder_and_back(run, place, kind):
 
     status, _, err = run("--model", "host", "--plan", mixer, *data)
     assert (status, err) == (0, ""), err
-    found = json.loads(Path("out/results.json").read_text())["conversion"]
-    assert found["layers"] and all(layer["now"] == mixer for layer in found["layers"])
-    assert ("distilled" in found["accuracy"]) == bool(data), "nothing was distilled"
+    content = json.loads(Path("out/results.json").read_text())["conversion"]
+    assert content["layers"] and all(layer["now"] == mixer for layer in content["layers"])
+    assert ("distilled" in content["accuracy"]) == bool(data), "nothing was distilled"
 
     assert {path: path.read_bytes() for path in Path("host").iterdir()} == before, "the host's folder was changed"
     ours = used_elsewhere("out", call, generates=kind == "qwen3")

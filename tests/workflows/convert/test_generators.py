@@ -34,8 +34,8 @@ def test_a_generator_is_converted_distilled_on_noise_and_draws(run):
     status, out, err = run("--model", "sit", "--plan", "pom", "--data", "noise", "--distill-epochs", "2")
     assert (status, err) == (0, "") and "learned from the original model" in out and "Relative error, distilled" in out
     results = json.loads(Path("out/results.json").read_text())
-    found = results["conversion"]["accuracy"]
-    assert found["before"] == 0 and found["distilled"] < found["converted"]
+    content = results["conversion"]["accuracy"]
+    assert content["before"] == 0 and content["distilled"] < content["converted"]
     pipe = ImagesPipeline.from_pretrained("out")
     assert pipe.model.blocks[0].mixer.mixer.name == "pom"
     assert pipe(class_labels="dog", num_inference_steps=1).images[0].size == (4, 4)

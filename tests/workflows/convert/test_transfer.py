@@ -144,8 +144,8 @@ def test_a_folder_gets_a_new_head_and_other_positions(place, no_progress_bars):
         other = refit(source, 4, 64, names)
         assert other.loaded.classes == (10, 4) and len(other.loaded.resized) == 1
         with torch.no_grad():
-            found = other.model(torch.randn(1, 3, 64, 64))
-        assert getattr(found, "logits", found).shape == (1, 4)
+            logits = other.model(torch.randn(1, 3, 64, 64))
+        assert getattr(logits, "logits", logits).shape == (1, 4)
     assert refit(load_model("hf"), 4, None, names).model.config.id2label == dict(enumerate(names))
     with pytest.raises(OptionError, match="multiple of the patch size"):
         refit(load_model("hf"), None, 65)

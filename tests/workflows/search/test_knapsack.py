@@ -31,10 +31,10 @@ def test_the_least_damage_within_every_budget_is_that_of_all_plans(seed):
     front, plans = Front.of(options, most), list(every_plan(options))
     for budget in range(most + 1):
         damages = [damage for _, time, damage in plans if time <= budget]
-        found = front.least(budget)
-        assert (found is None) == (not damages)
-        if found is not None:
-            time, damage = found
+        least = front.least(budget)
+        assert (least is None) == (not damages)
+        if least is not None:
+            time, damage = least
             plan = front.plan(time)
             assert damage == min(damages) == damage_of(plan, options)
             assert time == sum(options[layer][name][0] for layer, name in plan.items()) <= budget
@@ -48,9 +48,9 @@ def test_the_front_has_each_plan_that_no_other_beats(seed):
         time for time, damage in plans
         if not any(t <= time and d <= damage for t, d in plans if (t, d) != (time, damage))
     }  # fmt: skip
-    found = Front.of(options, 100).points()
-    assert [time for time, _ in found] == sorted(best)
-    assert found[0][0] == shortest(options)
+    points = Front.of(options, 100).points()
+    assert [time for time, _ in points] == sorted(best)
+    assert points[0][0] == shortest(options)
 
 
 def test_what_is_near_the_front_is_in_some_good_plan():
