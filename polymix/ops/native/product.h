@@ -271,14 +271,17 @@ static void pack_rows(float *to, Rows x, int64_t rows) {
 }
 #ifdef IN_TILES
 #define TURNED (ROWS / 2 + LANES) /* words between transposed rows */
+INLINE void turn_square(float *to, Rows x, int64_t r, int64_t rows, int64_t c) {
+  words square[LANES];
+  UNROLL for (int k = 0; k < LANES; k++) square[k] = pair_of_rows(x, r + 2 * k, rows, c);
+  transpose(square);
+  UNROLL for (int k = 0; k < LANES; k++) *(words *)(to + (c + k) * TURNED + r / 2) = square[k];
+}
 static void pack_turned(float *to, Rows x, int64_t rows) {
-  for (int64_t i = 0; i < pairs_of(rows); i += LANES)
-    for (int64_t c = 0; c < x.width; c += LANES) {
-      words square[LANES];
-      UNROLL for (int k = 0; k < LANES; k++) square[k] = pair_of_rows(x, 2 * (i + k), rows, c);
-      transpose(square);
-      UNROLL for (int k = 0; k < LANES; k++) *(words *)(to + (c + k) * TURNED + i) = square[k];
-    }
+  for (int64_t r = 0; r < 2 * pairs_of(rows); r += 2 * LANES)
+    for (int64_t c = 0; c < x.width; c += LANES)
+      if (x.halves && r + 2 * LANES <= rows) turn_square(to, (Rows){x.at, x.width, x.pitch, 1}, r, r + 2 * LANES, c);
+      else turn_square(to, x, r, rows, c);
 }
 #else
 #define TURNED (ROWS / 2)

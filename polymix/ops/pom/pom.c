@@ -65,12 +65,14 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 
 /* to = act'(u) Σ_p p g_p h^(p - 1), the gradient of u, where g (degree, step) is that of the sums; `to` may be u. */
 INLINE void powers_back(Rows u, Rows to, Block k, const uint8_t *mask, const Sizes *s, float *g, int64_t step, const int kind) {
-  for (int64_t c = 0; c < u.width; c += LANES)
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec first = *at(g, c), second = s->degree > 1 ? 2.0f * *at(g + step, c) : (vec){0};
     for (int64_t r = 0; r < k.rows; r++) {
-      vec z = *at(u.at + r * u.pitch, c), h = act(z, kind), by = *at(g + (s->degree - 1) * step, c) * (float)s->degree;
-      for (int64_t p = s->degree - 1; p > 0; p--) by = by * h + *at(g + (p - 1) * step, c) * (float)p;
+      vec z = *at(u.at + r * u.pitch, c), h = act(z, kind), by = first + second * h, power = h;
+      for (int64_t p = 2; p < s->degree; p++) by += *at(g + p * step, c) * (power *= h) * (float)(p + 1);
       put_at(to, r, c, hidden(mask, s, k, r) ? (vec){0} : by * slope(z, h, kind));
     }
+  }
 }
 
 /* The gradients of x, W and b for grad (batch, degree, width). Each may be NULL if nobody asks for it, as in all backward

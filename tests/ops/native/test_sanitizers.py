@@ -34,9 +34,9 @@ pytestmark = [
 ]
 
 
-def build(folder, monkeypatch):
+def build(folder, monkeypatch, *options):
     monkeypatch.setenv("CC", "gcc")
-    (path,) = compile.build(folder, {LEVEL: (*compile.levels()[LEVEL], *OPTIONS)})
+    (path,) = compile.build(folder, {LEVEL: (*compile.levels()[LEVEL], *OPTIONS, *options)})
     return path
 
 
@@ -52,8 +52,10 @@ def run(path, cases):
     return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
 
 
-def test_three_thousand_random_calls(tmp_path, monkeypatch):
-    result = run(build(tmp_path / "libraries", monkeypatch), 3000)
+@pytest.mark.parametrize("options", [(), ("-DEMULATE_TILES",)], ids=["vectors", "emulated tiles"])
+def test_three_thousand_random_calls(tmp_path, monkeypatch, options):
+    """Tiles read and write sixteen rows at once, so also what follows the last one."""
+    result = run(build(tmp_path / "libraries", monkeypatch, *options), 3000)
     assert result.returncode == 0 and result.stdout.strip() == "3000", result.stderr[-4000:]
 
 
