@@ -34,7 +34,7 @@ def mixers(file: str = FILE) -> str:
     head = ("mixer", "as converted, %", f"after {usual} steps, %", "the teacher's answer, %", "seconds")
     setting = (
         f"Accuracy on {count:,} test pictures with its 95 % interval. The teacher has {teacher['parameters']:,} "
-        f"parameters and was trained in {teacher['seconds'] / 60:.0f} minutes. Steps of {content['batch']} pictures; "
+        f"parameters and was trained in {teacher['seconds']:,} s. Steps of {content['batch']} pictures; "
         f"seconds are {whose}, beside other work."
     )
     return f"{setting}\n\n{table(head, lines)}"

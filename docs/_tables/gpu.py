@@ -1,4 +1,4 @@
-"""The tables of a GPU, from benchmarks/results/gpu-nvidia-h200-quick.json."""
+"""The tables of an H200 and of the processor beside it, which has AMX."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from .figures import load, table
 
-FILE = "gpu-nvidia-h200-quick.json"
+FILE, BEFORE = "gpu-nvidia-h200-quick.json", "gpu-nvidia-h200-before.json"
 Row = dict[str, Any]
 
 
-def _rows(step: str, **where: Any) -> list[Row]:
-    return [row for row in load(FILE)["steps"][step] if all(row.get(key) == value for key, value in where.items())]
+def _rows(step: str, file: str = FILE, **where: Any) -> list[Row]:
+    return [row for row in load(file)["steps"][step] if all(row.get(key) == value for key, value in where.items())]
 
 
 def _setting(*, commands: bool) -> str:
@@ -65,7 +65,7 @@ def models() -> str:
 
 def others() -> str:
     """Other people's kernels for the same sums: their time over ours."""
-    rows = [row for row in _rows("others", batch=1) if row["ratio"]]
+    rows = [row for row in _rows("others", BEFORE, batch=1) if row["ratio"]]
     tokens = sorted({row["tokens"] for row in rows})
     lines = []
     for key in dict.fromkeys((row["what"], row["dtype"], row["pass"]) for row in rows):
@@ -75,4 +75,21 @@ def others() -> str:
     return f"{table(head, lines)}\n\n{_setting(commands=False)}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"gpu-mixers": mixers, "gpu-models": models, "gpu-others": others}
+def bf16() -> str:
+    """bfloat16 on a processor with AMX: over bare products, and against float32."""
+    cells: dict[tuple[str, str], dict[tuple[str, bool], float]] = {}
+    content = load("targets-amx.json")
+    for row in content["rows"]:
+        name, pass_, _, tokens = row["what"].removeprefix("float32 / ").split(" / ")[0].split(", ", 3)
+        over = row["what"].startswith("float32")
+        cells.setdefault((name, tokens.removeprefix("N = ")), {})[pass_, over] = row["value"]
+    head = ("mixer", "tokens", "forward, in floors", "training, in 3 floors", "forward, float32 / bf16",
+            "training, float32 / bf16")  # fmt: skip
+    order = (("forward", False), ("step", False), ("forward", True), ("step", True))
+    lines = [(*key, *(f"{its[one]:.2f}" for one in order)) for key, its in cells.items()]
+    machine = content["machine"]
+    its = f"Intel Xeon with AMX, {machine['threads']} threads, 192 channels, batch 1, torch {machine['torch']}"
+    return f"{table(head, lines)}\n\n{its}; `python benchmarks/targets.py OUT.json --only bf16 --threads 2`."
+
+
+TABLES: dict[str, Callable[[], str]] = {"gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "amx": bf16}

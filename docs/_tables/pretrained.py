@@ -142,11 +142,13 @@ def whisper() -> str:
         head += [f"{title}: right of {words[name]}", "word errors", "error of states"]
     counts = content["sounds_and_seconds"]
     places = ", ".join(sorted({row["on"] for row in rows if row.get("steps")}))
-    batch = content["batch"]
+    trained = (
+        f"Steps of {content['batch']} of at most {content['trained_on']:,} windows; one seed; trained on {places}. "
+    )
+    trained = trained if places else ""
     setting = (
         f"{counts['librivox'][0]} recordings of LibriVox ({counts['librivox'][1]:.0f} s) and {counts['prompts'][0]} "
-        f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. Steps of "
-        f"{batch} of at most {content['trained_on']:,} windows; one seed; trained on {places}. "
+        f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. {trained}"
         "Error of states: ‖ŷ − y‖² / ‖y − ȳ‖² where there is speech."
     )
     return f"{table(head, lines)}\n\n{setting}"
