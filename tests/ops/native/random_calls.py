@@ -122,10 +122,15 @@ def check(seed):
     ours = results(operator, args, "native", None, expected, seed)
     torch.set_num_threads(1)
     exact = results(operator, args, "eager", torch.float64, expected, seed)
-    for got, want in zip(ours, exact, strict=True):
+    bound = 2**-7 if case.dtype == torch.bfloat16 else 1e-4
+    plain = None  # plain PyTorch in bfloat16: denominators near zero magnify what it rounds, too
+    for place, (got, want) in enumerate(zip(ours, exact, strict=True)):
         scale = want.abs().max().clamp_min(1e-2) if want.numel() else 1.0
-        bound = 2**-7 if case.dtype == torch.bfloat16 else 1e-4
-        assert got.shape == want.shape and not ((got - want).abs() > bound * scale).any(), (seed, operator.name)
+        limit = bound * scale
+        if case.dtype == case.weights == torch.bfloat16 and ((got - want).abs() > limit).any():
+            plain = plain or results(operator, args, "eager", None, expected, seed)
+            limit = (plain[place] - want).abs().max()
+        assert got.shape == want.shape and not ((got - want).abs() > limit).any(), (seed, operator.name)
         assert not got.isnan().any(), f"case {seed}, {operator.name}: memory was read that nothing had written"
 
 
