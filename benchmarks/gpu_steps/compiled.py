@@ -42,7 +42,6 @@ class Card:
         arch: the compute capability, 80 for 8.0.
         warps: that a multiprocessor holds at most. Its 65,536 registers are shared among their threads.
         shared: bytes of shared memory of a multiprocessor.
-        block_shared: the most that one program may take of it.
         bytes_per_second: of its memory.
         flops: dense FLOP/s by type, on the unit that our kernels use for it.
     """
@@ -50,15 +49,14 @@ class Card:
     arch: int
     warps: int
     shared: int
-    block_shared: int
     bytes_per_second: float
     flops: Mapping[str, float]
 
 
 # NVIDIA's data sheets of the SXM modules, and the table of compute capabilities in the CUDA C++ Programming Guide.
 CARDS = {
-    "A100": Card(80, 64, 164 << 10, 163 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
-    "H100": Card(90, 64, 228 << 10, 227 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
+    "A100": Card(80, 64, 164 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
+    "H100": Card(90, 64, 228 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
 }
 REGISTERS = 65536
 

