@@ -127,7 +127,8 @@ def runtimes() -> str:
     used = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
         f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32 "
-        f"(8 bits: a8w8); {where(content['machine'])}; {used}. `python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
+        f"(8 bits: a8w8); {where(content['machine'])}; {used}. "
+        "`python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
     )
 
 
