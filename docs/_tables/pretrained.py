@@ -142,13 +142,16 @@ def whisper() -> str:
     for name, title in (("librivox", "LibriVox"), ("prompts", "prompts")):
         head += [f"{title}: right of {words[name]}", "word errors", "error of states"]
     counts = content["sounds_and_seconds"]
-    trained = [row for row in rows if row.get("steps")]
-    sizes, clocks, places = ({row[name] for row in trained} for name in ("batch", "clock", "on"))
+    own = [row for row in rows if row.get("steps")]
+    sizes, clocks, places = ({row[name] for row in own} for name in ("batch", "clock", "on"))
+    trained = (
+        f"Steps of {' or '.join(map(str, sorted(sizes)))} windows of 30 s, first of imitation, then of tuning, which "
+        f"learns the encoder's last states; one seed. Seconds of both: {' or '.join(sorted(clocks))}, "
+        f"{', '.join(places)}. "
+    ) * bool(own)
     setting = (
         f"{counts['librivox'][0]} recordings of LibriVox ({counts['librivox'][1]:.0f} s) and {counts['prompts'][0]} "
-        f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. Steps of "
-        f"{' or '.join(map(str, sorted(sizes)))} windows of 30 s, first of imitation, then of tuning, which learns "
-        f"the encoder's last states; one seed. Seconds of both: {' or '.join(sorted(clocks))}, {', '.join(places)}. "
+        f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. {trained}"
         "Error of states: ‖ŷ − y‖² / ‖y − ȳ‖² where there is speech."
     )
     return f"{table(head, lines)}\n\n{setting}"
@@ -197,58 +200,57 @@ def classes() -> str:
 
 def alone() -> str:
     """What one converted layer costs by its place, as converted."""
-    measures = {
-        "MiniLM: rank correlation": ("minilm", lambda row: f"{row['rank_correlation']:.3f}"),
-        "Whisper: prompts, word errors": ("whisper", lambda row: f"{row['prompts']['word_errors']:.0%}"),
-        "Whisper: error of states": ("whisper", lambda row: f"{row['prompts']['error']:.3f}"),
-    }
     lines = []
-    for title, (name, value) in measures.items():
+    for title, (name, value) in ALONE_MEASURES.items():
         rows = {
             row["plan"]: value(row) for row in load(f"pretrained/{name}.json")["rows"] if ALONE in row.get("plan", "")
         }
-        lines.append([title, *(rows[plan] for plan in sorted(rows))])
+        lines += [[title, *(rows[plan] for plan in sorted(rows))]] if rows else []
     most = max(map(len, lines))
-    head = ("qt in one layer, as converted", *(str(at) for at in range(1, most)))
+    head = ("qt in one layer, as converted", *(f"layer {at}" for at in range(1, most)))
     return table(head, (line + ["–"] * (most - len(line)) for line in lines))
 
 
 def overview() -> str:
-    """By model and share of its layers: the best that was reached, what it took, and how much faster a call is."""
+    """By model and layers with qt: the best that was reached, what it took, and how much faster a call is."""
     lines = []
-    for name, (title, layers, key, value, size) in OVERVIEW.items():
+    for name, (title, layers, value, size) in OVERVIEW.items():
         rows = load(f"pretrained/{name}.json")["rows"]
         timed = next((row["milliseconds"] for row in rows if size and row.get(size[0]) == size[1]), {})
-        for plan, count in layers.items():
+        speeds = {layers[plan]: f"{timed[ATTENTION] / ms:.2f} ×" for plan, ms in timed.items() if plan in layers}
+        for plan, share in layers.items():
             own = [row for row in rows if row.get("plan") == plan and "seed" in row]
             if own:
-                best = max(own, key=key)
-                speed = f"{timed[ATTENTION] / timed[plan]:.2f} ×" if plan in timed else "–"
-                lines.append((title, count, *_taken(best), value(best), speed))
-    return table(("model: measure", "layers with qt", "steps", "seconds", "best", "speed"), lines)
+                best = max(own, key=value)
+                lines.append((title, plan, share, *_taken(best), f"{value(best):.3f}", speeds.get(share, "–")))
+    return table(("model and measure", "mixers", "layers", "steps", "seconds", "best", "speed"), lines)
 
 
 Measure = Callable[[dict[str, Any]], Any]
-OVERVIEW: dict[str, tuple[str, dict[str, str], Measure, Measure, tuple[str, int] | None]] = {
+ALONE_MEASURES: dict[str, tuple[str, Measure]] = {
+    "MiniLM: rank correlation": ("minilm", lambda row: f"{row['rank_correlation']:.3f}"),
+    "Whisper: words right of 626": ("whisper", lambda row: row["prompts"]["right"]),
+    "Whisper: error of states": ("whisper", lambda row: f"{row['prompts']['error']:.3f}"),
+}
+OVERVIEW: dict[str, tuple[str, dict[str, str], Measure, tuple[str, int] | None]] = {  # title, layers, measure, size
     "minilm": (
-        "MiniLM: rank correlation", {"qt in 3 of 6": "3 of 6", "qt": "6 of 6"}, lambda row: row["rank_correlation"],
-        lambda row: f"{row['rank_correlation']:.3f}", ("tokens", 512),
+        "MiniLM: rank correlation",
+        {"qt in layer 4": "1 of 6", "qt in 3 of 6": "3 of 6", "qt in layers 2+4+5": "3 of 6",
+         "qt in all but layer 1": "5 of 6", "qt": "6 of 6"},
+        lambda row: row["rank_correlation"], ("tokens", 512),
     ),
     "whisper": (
-        "Whisper: word errors of prompts", {"qt in layer 4": "1 of 4", "qt in 2 of 4": "2 of 4", "qt": "4 of 4"},
-        lambda row: -row["prompts"]["word_errors"], lambda row: f"{row['prompts']['word_errors']:.0%}", ("window", 30),
+        "Whisper: share of the prompts' words", {"qt in 2 of 4": "2 of 4", "qt": "4 of 4"},
+        lambda row: row["prompts"]["right"] / row["prompts"]["words"], ("window", 30),
     ),
-    **{
-        name: (
-            f"{title}: accuracy on real texts",
-            {"1": f"1 of {count}", f"every second of {count}": f"{count // 2} of {count}",
-             f"all {count}": f"{count} of {count}", "all, which share their weights": "all 12"},
-            lambda row: row["real"]["accuracy"], lambda row: f"{row['real']['accuracy']:.1%}", None,
-        )
-        for name, title, count in (
-            ("rxnfp", "rxnfp", 12), ("rxnmapper", "RXNMapper", 12), ("antiberty", "AntiBERTy", 8),
-        )
-    },
+    "rxnfp": (
+        "rxnfp: accuracy of masked tokens", {"1": "1 of 12", "every second of 12": "6 of 12", "all 12": "12 of 12"},
+        lambda row: row["real"]["accuracy"], None,
+    ),
+    "rxnmapper": (
+        "RXNMapper: accuracy of masked tokens", {"all, which share their weights": "12 of 12"},
+        lambda row: row["real"]["accuracy"], None,
+    ),
 }  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm, "minilm-probes": probes, "minilm-times": partial(times, "minilm", "tokens", "tokens"),
