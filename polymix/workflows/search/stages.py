@@ -126,6 +126,7 @@ class Run:
         self.results = results = opened(out, settings, machine, request.resume, **new)
         content = results.content
         if content["finished"] and out is not None:
+            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # there, if it was killed just before its end
             return Search(content, read_plan(out / PLAN))
         self._take_times(content["times"])
         self.scored = Damage(self.model, self.samples.scoring, self.kind, self.forward, request.memory)
