@@ -232,7 +232,10 @@ class Run:
         return pairs
 
     def _train(self, pairs: Sequence[Pair], untrained: Mapping[Pair, float]) -> dict[Pair, float]:
-        """Each mixer imitates the attention in its place; returns the damages. What got worse has its old weights."""
+        """Each mixer imitates the attention in its place; returns the damages. What got worse has its old weights.
+
+        Untrained mixers were scored on fewer samples: what seems worse is scored again with its old weights, on all.
+        """
         before = {pair: self.candidates.state(pair) for pair in pairs}
         diverged = list(self.results.content["diverged"])
         for place, label in enumerate(self.request.mixers):
@@ -248,9 +251,12 @@ class Run:
             if label in diverged:
                 self._restore(its, before)
         trained = self._score("trained", pairs)
-        worse = [pair for pair in pairs if not trained[pair] < untrained[pair]]
-        self._restore(worse, before)
-        return {**trained, **self._score("restored", worse)}
+        doubtful = [pair for pair in pairs if not trained[pair] < untrained[pair]]
+        learnt = {pair: self.candidates.state(pair) for pair in doubtful}
+        self._restore(doubtful, before)
+        restored = self._score("restored", doubtful)
+        self._restore([pair for pair in doubtful if trained[pair] < restored[pair]], learnt)
+        return {pair: min(damage, restored.get(pair, math.inf)) for pair, damage in trained.items()}
 
     def _restore(self, pairs: Sequence[Pair], states: Mapping[Pair, Any]) -> None:
         for pair in pairs:

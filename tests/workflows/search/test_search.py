@@ -131,6 +131,27 @@ def test_a_mixer_that_is_poor_untrained_is_trained_in_its_best_layers():
     assert set(near) == {("a", "qt"), ("b", "qt"), ("c", "qt"), *((layer, "pom") for layer in "abcd")}
 
 
+def test_training_is_undone_only_where_it_harms_on_the_same_samples():
+    """Untrained mixers are scored on a quarter of the samples, on which they may look better than on all."""
+    run = object.__new__(stages.Run)
+    scores = {"trained": {"better": 1.0, "seems worse": 3.0, "worse": 3.0}, "restored": {"seems worse": 4.0, "worse": 2.0}}
+    adapters = {name: torch.nn.Linear(1, 1) for name in scores["trained"]}
+    run.candidates = SimpleNamespace(adapters=adapters, state=lambda name: copy.deepcopy(adapters[name].state_dict()))
+    run.request = SimpleNamespace(mixers=())
+    run.results = SimpleNamespace(content={"diverged": []})
+    before = {name: adapter.weight.item() for name, adapter in adapters.items()}
+
+    def score(stage, pairs):
+        for name in pairs if stage == "trained" else ():
+            adapters[name].weight.data += 1  # as training would have
+        return {name: scores[stage][name] for name in pairs}
+
+    run._score = score
+    assert run._train(list(adapters), dict.fromkeys(adapters, 2.5)) == {"better": 1.0, "seems worse": 3.0, "worse": 2.0}
+    moved = {name: adapter.weight.item() != before[name] for name, adapter in adapters.items()}
+    assert moved == {"better": True, "seems worse": True, "worse": False}
+
+
 def test_mixers_are_scaled_to_the_data_and_not_to_the_input_that_is_timed(found):
     """On MiniLM, timed at random tokens, qt began ten times as far off."""
     _, answer = found("vit")
