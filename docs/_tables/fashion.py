@@ -121,13 +121,14 @@ def compared() -> str:
             "parameters", "training, pictures/s", f"alone at {tokens:,} tokens, attention ÷ it",
             f"whole model at {tokens:,} tokens, attention ÷ it")  # fmt: skip
     setting = (
-        f"{data['train']:,} training and {count:,} test pictures of 28 × 28 pixels, {content['host']['tokens']} tokens, "
-        f"{recipe['steps']:,} steps of {recipe['batch_size']}; {plural(seeds, 'seed')}; {where(content['machine'])}; "
+        f"{data['train']:,} training and {count:,} test pictures of 28 × 28 pixels, {content['host']['tokens']} "
+        f"tokens, {recipe['steps']:,} steps of {recipe['batch_size']}; {plural(seeds, 'seed')}; {where(content['machine'])}; "
         f"speed of training in {content['rows'][0]['clock']} time. {content['answer']['headline']}"
     )
     return f"{setting}\n\n{table(head, lines)}"
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "compare-fashion": compared, "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares, "fashion-steps": lengths,
+    "compare-fashion": compared, "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares,
+    "fashion-steps": lengths,
 }  # fmt: skip

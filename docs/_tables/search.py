@@ -29,12 +29,12 @@ def search() -> str:
     budgets = ", ".join(sorted({f"{100 * row['budget']:.0f} %" for row in content["rows"]}))
     seeds = len({row["seed"] for row in content["rows"]})
     setting = (
-        f"Budget: {budgets}; {seeds} seeds: the mean, with the least and the most. Candidates: qt, pom, PADRe of degree "
-        "2 and 3, and attention. Damage on 64 samples that nothing was chosen by: nats; for MiniLM a share of the "
-        f"features' variance. Over the {len(points)} points of the front that were measured, the true damage is "
-        f"{min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median {median(ratios):.2g}). Seconds are the "
-        f"processor's, of a whole search: {where(content['machine'])}, beside other work, which makes the layers' times "
-        "rough, and so the plans differ between seeds. `python benchmarks/search.py OUT.json`"
+        f"Budget: {budgets}; {seeds} seeds: the mean, with the least and the most. Candidates: qt, pom, PADRe of "
+        "degree 2 and 3, and attention. Damage on 64 samples that nothing was chosen by: nats; for MiniLM a share of "
+        f"the features' variance. Over the {len(points)} points of the front that were measured, the true damage is "
+        f"{min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median {median(ratios):.2g}). Seconds are "
+        f"the processor's, of a whole search: {where(content['machine'])}, beside other work, which makes the layers' "
+        "times rough, and so the plans differ between seeds. `python benchmarks/search.py OUT.json`"
     )
     lines = [(HOSTS[name], *cells(rows)) for name, rows in by_host.items() if rows]
     return f"{table(HEAD, lines)}\n\n{setting}"

@@ -155,10 +155,14 @@ class Run:
             got = f"candidates that all run out of memory in {next(name for name in options if not options[name])}"
             raise CapabilityError("mixers", got, f'one that fits, or "{KEEP}"', "Use a smaller batch.")
         least = shortest(options) / UNITS
+        if least > 1:
+            got = f"{', '.join(self.request.mixers)}, with which all layers take {least:.3g} times the attention's time"
+            raise OptionError("mixers", got, f'faster ones, or "{KEEP}"', "Or pass a longer input.")
         if least > self.request.budget:
             allowed = f"at least {math.ceil(1000 * least) / 1000:g}, the share that the fastest of all plans takes"
             got = f"{self.request.budget:g}, which no plan of these candidates meets"
-            raise OptionError("budget", got, allowed, "Raise it, or add faster mixers.")
+            cure = "Raise it, or add faster mixers." if least < 1 else "Pass faster mixers, or a longer input."
+            raise OptionError("budget", got, allowed, cure)
 
     def _useful(self, pair: Pair) -> bool:
         """Whether a candidate saves time, or must do because attention may not be kept."""
