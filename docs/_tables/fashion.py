@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from polymix.numbers import plural
@@ -105,25 +104,21 @@ def _share(p: float, count: int) -> str:
 def compared() -> str:
     """What `polymix compare` finds: accuracy after a short training, and the gain in time."""
     content = load("compare-fashion/results.json")
-    settings, data, recipe = (content[name] for name in ("settings", "data", "host"))
-    recipe = recipe["recipe"]
+    recipe, count, seeds = content["host"]["recipe"], content["data"]["test"], content["settings"]["seeds"]
     alone, host = (latencies(content, scope) for scope in ("alone", "host"))
-    seeds, count, tokens = settings["seeds"], data["test"], reference_tokens(content)
-    lines = []
+    tokens, lines = reference_tokens(content), []
     for mixer, score in scores(content).items():
-        trained = [row for row in content["rows"] if row["mixer"] == mixer]
-        half = f"{50 * (score.high - score.low):.1f}"
+        half = [f"{50 * (score.high - score.low):.1f}"] if seeds > 1 else []
+        size = next(row["parameters"] for row in content["rows"] if row["mixer"] == mixer)
         gains = (gain(times, mixer, tokens) for times in (alone, host))
-        lines.append((f"`{mixer}`", _share(score.mean, count), *([half] if seeds > 1 else []),
-                      f"{trained[0]['parameters']:,}", f"{fmean(row['training_per_second'] for row in trained):,.0f}",
-                      *("–" if value is None else f"{value:.3g} ×" for value in gains)))  # fmt: skip
+        cells = ("–" if value is None else f"{value:.3g} ×" for value in gains)
+        lines.append((f"`{mixer}`", _share(score.mean, count), *half, f"{size:,}", *cells))
     head = ("mixer", "accuracy, %, with its 95 % interval", *(["half the range over seeds"] if seeds > 1 else []),
-            "parameters", "training, pictures/s", f"alone at {tokens:,} tokens, attention ÷ it",
-            f"whole model at {tokens:,} tokens, attention ÷ it")  # fmt: skip
+            "parameters", f"speedup alone at {tokens:,} tokens", f"of the whole model at {tokens:,}")  # fmt: skip
     setting = (
-        f"{data['train']:,} training and {count:,} test pictures of 28 × 28 pixels, {content['host']['tokens']} "
-        f"tokens, {recipe['steps']:,} steps of {recipe['batch_size']}; {plural(seeds, 'seed')}; {where(content['machine'])}; "
-        f"speed of training in {content['rows'][0]['clock']} time. {content['answer']['headline']}"
+        f"{content['data']['train']:,} training and {count:,} test pictures of 28 × 28 pixels in "
+        f"{content['host']['tokens']} tokens, {recipe['steps']:,} steps of {recipe['batch_size']}, "
+        f"{plural(seeds, 'seed')}; {where(content['machine'])}. {content['answer']['headline']}"
     )
     return f"{setting}\n\n{table(head, lines)}"
 
