@@ -118,7 +118,7 @@ def compared() -> str:
     setting = (
         f"{content['data']['train']:,} training and {count:,} test pictures of 28 × 28 pixels in "
         f"{content['host']['tokens']} tokens, {recipe['steps']:,} steps of {recipe['batch_size']}, "
-        f"{plural(seeds, 'seed')}; {where(content['machine'])}. {content['answer']['headline']}"
+        f"{plural(seeds, 'seed')}; {where(content['machine'])}."
     )
     return f"{setting}\n\n{table(head, lines)}"
 
