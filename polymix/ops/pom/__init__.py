@@ -154,19 +154,19 @@ def pom_chunk(
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: 3 N D E multiply-adds.
     """
-    forgets, step = weights.times is not None, state is not None and x.shape[1] == 1
+    forgets = weights.times is not None
     plain = options.rotary is None and weights.poly[0].ndim == 2 and block == 1 and values is None and not forgets
+    no_step = _step_obstacle(x, state, weights, options, mask, values, block)
     unsupported = {
         "triton": "does not support decay" if forgets else None,
-        "native": (_step_obstacle(x, state, weights, options, mask, values, block) if step
-                   else _obstacle(plain, weights, 1)),
+        "native": no_step and _obstacle(plain, weights, 1),
         "blocked": "keeps no recurrent state",
-    }  # fmt: skip
+    }
     apply, total = linear if impl == "eager" else _apply, None if state is None else state.total
-    slower = {} if step else {"native": slower_in_order(x)}
-    impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported, slower=slower,
-                  in_blocks=() if step else ("native",))  # fmt: skip
-    if impl == "native" and not step:
+    slower = no_step if x.shape[1] == 1 else slower_in_order(x)
+    impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported, slower={"native": slower},
+                  in_blocks=("native",) if no_step else ())  # fmt: skip
+    if impl == "native" and no_step:
         return native.causal(x, weights, options, mask, state)
     if impl == "native":
         assert state is not None
@@ -210,12 +210,12 @@ def _obstacle(plain: bool, weights: PomWeights, causal: int) -> str | None:
 
 
 def _step_obstacle(
-    x: Tensor, state: PomState, weights: PomWeights, options: PomOptions, mask: Tensor | None,
+    x: Tensor, state: PomState | None, weights: PomWeights, options: PomOptions, mask: Tensor | None,
     values: Tensor | None, block: int,
 ) -> str | None:  # fmt: skip
-    """Why the C kernel of one token cannot take this step, or None if it can."""
-    if block != 1 or mask is not None or values is not None:
-        return "takes a step only without a mask, blocks of tokens and separate values"
+    """Why the C kernel of one token cannot take this chunk, or None if it can."""
+    if state is None or x.shape[1] != 1 or block != 1 or mask is not None or values is not None:
+        return "continues a sequence by one token a call only"
     if x.shape[0] > decode.MAX_ROWS:
         return f"continues at most {decode.MAX_ROWS} sequences at once"
     inner = weights.alpha.shape[0]

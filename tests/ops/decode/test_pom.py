@@ -94,7 +94,3 @@ def test_native_by_name_says_what_it_takes():
     mixer = polymix.create_mixer("pom", 16, impl="native", rotary="1d").eval()
     with pytest.raises(polymix.errors.CapabilityError, match="without rotary positions and decay"):
         mixer.prefill(torch.randn(1, 5, 16))
-    mixer = polymix.create_mixer("pom", 16, impl="native").eval()
-    _, state = after_five(mixer, 1, 16, torch.float32)
-    with pytest.raises(polymix.errors.CapabilityError, match="takes a step only without a mask"):
-        mixer.prefill(torch.randn(1, 1, 16), state, mask=torch.ones(1, 1, dtype=torch.bool))

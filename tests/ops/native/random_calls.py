@@ -13,9 +13,9 @@ import torch
 from polymix.ops.gated import linear_gated
 from polymix.ops.native import arrays, library
 from polymix.ops.padre import padre_step
-from polymix.ops.pom import linear_powers
+from polymix.ops.pom import PomOptions, PomState, PomWeights, linear_powers, pom_chunk
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
-from polymix.ops.qt import qt_pool, qt_spread
+from polymix.ops.qt import QtOptions, QtState, QtWeights, qt_chunk, qt_pool, qt_spread
 
 ACTIVATIONS = ("identity", "gelu", "relu", "clamped_leaky_relu", "sigmoid", "hardsigmoid")
 
@@ -63,6 +63,48 @@ class Case:
         return self.maybe(torch.rand(self.batch, self.n, generator=self.generator) < 0.7)
 
 
+class Causal:
+    """A causal kernel, which has no gradients, called like an operator; a count before the first token or None."""
+
+    wrt = ()
+
+    def __init__(self, name):
+        self.name = name
+
+    @torch.no_grad()
+    def __call__(self, *args, impl):
+        y, state = getattr(self, self.name)(*args, impl)
+        return y, state[0], state.count
+
+    def pom(self, x, *args):
+        *weights, alpha, total, count, options, mask, impl = args
+        state = None if count is None else PomState(total, count)
+        maps = (tuple(weights[i : i + 2]) for i in (0, 2, 4))
+        return pom_chunk(x, state, PomWeights(*maps, alpha), options, mask=mask, impl=impl)
+
+    def qt(self, x, *args):
+        weight, bias, last, last_bias, scale, sums, count, options, mask, impl = args
+        weights = QtWeights((weight, bias), (last, last_bias), scale)
+        state = None if count is None else QtState(sums, count)
+        return qt_chunk(x, state, weights, options, mask=mask, impl=impl)
+
+
+def causal_qt(case):
+    """Arguments of qt, with similarities far from zero: a quotient of small numbers magnifies what is rounded."""
+    heads, each, order = case.random.randint(1, 4), case.size(40), case.random.randint(1, 2)
+    dim = heads * each
+    weight, bias = case.map(3 * dim, dim)
+    weight[: 2 * dim] *= 0.3
+    bias = None if bias is None else 0.3 * bias
+    scale = torch.rand(3, heads, 1, 1, generator=case.generator) + torch.tensor([0.0, 0.0, 2.0])[:, None, None, None]
+    sums = 0.1 * case.floats(case.batch, heads, 1 + order * each, each + 1)
+    sums[:, :, 0, each] = 10.0
+    state = sums, case.maybe(torch.full((case.batch,), 5))
+    options = QtOptions(heads, "compact", order)
+    x = case.tokens(case.batch, case.n, dim)
+    return (x, weight, bias, *case.map(dim, dim), scale, *state, options, case.mask())
+
+
 def arguments(case):
     """A random operator with arguments in float32 or bfloat16."""
     batch, n, dim, width, out = case.batch, case.n, case.size(), case.size(), case.size()
@@ -82,7 +124,13 @@ def arguments(case):
     kernel = [case.random.randint(1, 6)] if causal else [2 * case.random.randint(0, 5) + 1 for _ in grid]
     places = torch.Size(grid).numel()
     conv_x = case.tokens(batch, places + (kernel[0] - 1 if causal else 0), dim)
+    state = case.floats(batch, width), case.maybe(torch.randint(1, 300, (batch,), generator=case.generator))
+    options = PomOptions(case.random.choice(ACTIVATIONS[:4]), case.random.choice(("sigmoid", "hardsigmoid", "identity")),
+                         case.random.choice(("mean", "sum")))  # fmt: skip
     return case.random.choice([
+        (Causal("pom"), (x, *case.map(width, dim), *case.map(width, dim), *case.map(dim, width),
+                         case.floats(width, case.random.randint(1, 4)), *state, options, case.mask())),
+        (Causal("qt"), causal_qt(case)),
         (linear_powers, (x, *case.map(width, dim), case.mask(), case.random.choice(ACTIVATIONS), case.random.randint(1, 4))),
         (linear_pairs, (x, *case.map(2 * width, dim), p, case.mask())),
         (linear_gated, (x, *case.map(width, dim), case.floats(batch, width), p, *last, case.random.choice(ACTIVATIONS))),
