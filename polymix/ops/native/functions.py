@@ -41,8 +41,8 @@ FUNCTIONS: Mapping[str, str] = {
     "linear_powers_backward": f"floats grad: batch, degree, width; {_ROWS}; linear w: width, dim; {_MASK}; {_X_GRAD};"
     "floats? grad_w: width, dim; floats? grad_b: width; s",
     "pom_causal": f"{_ROWS}; linear poly: width, dim; linear gate: width, dim; linear proj: out, width;"
-    f"floats alpha: degree, width; {_MASK}; floats? start: batch, width; counts? seen: batch; floats? end: batch, width;"
-    f"{_OUT}; gating; mean; s",
+    f"floats alpha: degree, width; {_MASK}; floats? start: batch, width; counts? seen: batch;"
+    f"floats? end: batch, width; {_OUT}; gating; mean; s",
     "linear_pairs": f"{_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK}; floats sums: batch, width; s",
     "linear_pairs_backward": f"floats grad: batch, width; {_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK};"
     f"{_X_GRAD}; floats? grad_w: 2 * width, dim; floats? grad_b: 2 * width; floats? grad_p: batch, heads, tokens; s",

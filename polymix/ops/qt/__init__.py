@@ -198,7 +198,7 @@ def qt_chunk(
     }  # fmt: skip
     start, named_eager = None if state is None else state.moments, impl == "eager"
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale, start), unsupported,
-                  slower={"native": slower_in_order(x)}, in_blocks=("native",))  # fmt: skip
+                  slower={"native": slower_in_order(x)})  # fmt: skip
     if impl == "native":
         assert weights.scale is not None
         seen = seen_by_each(x[:, None], mask, None if state is None else state.count)
