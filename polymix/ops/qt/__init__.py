@@ -202,7 +202,8 @@ def qt_chunk(
     if impl == "native":
         assert weights.scale is not None
         seen = seen_by_each(x[:, None], mask, None if state is None else state.count)
-        y, end = native.causal(x, *weights, mask, options.heads, options.order, seen, start)
+        qkv, proj, scale = weights
+        y, end = native.causal(x, qkv, proj, scale, mask, options.heads, options.order, seen, start)
         return y, QtState(end, seen[:, -1].clone())
     if values is None and not named_eager:
         parts = decode.linear(x, *weights.qkv).chunk(3, dim=-1)

@@ -118,7 +118,7 @@ def causal(
         start: the moments before the first token, (B, heads, 1 + order · d, d + 1).
     Returns:
         The output (B, N, D), and the moments after the last token in float32. Neither depends on the number of threads,
-        to the bit. Products of queries, keys and values are float32 in every dtype.
+        to the bit.
     """
     sizes, d = _sizes(x, qkv[0], heads, order, proj[0], proj[0].shape[0]), x.shape[2] // heads
     of_heads = factors(scale, d, 2, torch.float32)[:, [0, 1, 1 + d], 0].contiguous()
