@@ -200,9 +200,9 @@ def qt_chunk(
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale, start), unsupported,
                   slower={"native": slower_in_order(x)})  # fmt: skip
     if impl == "native":
-        assert weights.scale is not None
-        seen = seen_by_each(x[:, None], mask, None if state is None else state.count)
         qkv, proj, scale = weights
+        assert scale is not None
+        seen = seen_by_each(x[:, None], mask, None if state is None else state.count)
         y, end = native.causal(x, qkv, proj, scale, mask, options.heads, options.order, seen, start)
         return y, QtState(end, seen[:, -1].clone())
     if values is None and not named_eager:
