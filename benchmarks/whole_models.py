@@ -90,8 +90,7 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
             "model": name.removesuffix(ALL_LOGITS), "input": told, "tokens": tokens, "mixer": mixer,
             "plain": plain, "optimized": optimized,
             "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
-            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]),
-            "plain_parts": parts_of(calls[mixer, "plain"]), "clock": "wall",
+            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]), "clock": "wall",
         })  # fmt: skip
         both = times[ATTENTION, "optimized"] / optimized
         print(f"{name}, {told}, {mixer}: {times[ATTENTION, 'plain'] / plain:.2f} × attention; optimized "

@@ -163,8 +163,8 @@ def pom_chunk(
         "blocked": "keeps no recurrent state",
     }
     apply, total = linear if impl == "eager" else _apply, None if state is None else state.total
-    slower = no_step if x.shape[1] == 1 else slower_in_order(x)
-    impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported, slower={"native": slower},
+    impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported,
+                  slower={"native": no_step and slower_in_order(x)},
                   in_blocks=("native",) if no_step else ())  # fmt: skip
     if impl == "native" and no_step:
         return native.causal(x, weights, options, mask, state)
