@@ -3,12 +3,12 @@
     pip install -c constraints.txt ".[train,export,openvino,mobile]"
     python benchmarks/runtimes.py benchmarks/results/export/runtimes.json [--quick] [--no-times] [--files FOLDER]
 
-64 channels, one sequence, float32, one thread: threads that wait for work would slow the next call. A cell is a runtime
-at a number of tokens; all mixers, in it and in PyTorch with polymix's own kernels, are timed in turn, from arrays of
-numpy to arrays of numpy. The file is written after each cell, and the same command continues it. A runtime that is not
-installed is skipped. --quick tries the script on few tokens. --no-times leaves the times null, for a machine that is
-busy; the command without it fills them in. --files keeps the exported files in a folder, so that the second command
-takes times only.
+64 channels, one sequence, float32 (8 bits: a8w8), one thread: threads that wait for work would slow the next call. A
+cell is a runtime at a number of tokens; all mixers, in it and in PyTorch with polymix's own kernels, are timed in turn,
+from arrays of numpy to arrays of numpy. The file is written after each cell, and the same command continues it. A
+runtime that is not installed is skipped. --quick tries the script on few tokens. --no-times leaves the times null, for
+a machine that is busy; the command without it fills them in. --files keeps the exported files in a folder, so that the
+second command takes times only.
 """
 
 import argparse
@@ -39,6 +39,7 @@ TOKENS, SECONDS = (256, 4096), 2.0  # seconds for each call of a cell
 QUICK_TOKENS, QUICK_SECONDS = (16, 64), 0.02
 RUNTIMES = {  # the target and the package
     "ONNX Runtime": ("onnx", "onnxruntime"),
+    "ONNX Runtime, 8 bits": ("int8", "onnxruntime"),
     "OpenVINO": ("openvino", "openvino"),
     "AOTInductor": ("aoti", "torch"),
     "ExecuTorch": ("executorch", "executorch"),
@@ -91,7 +92,7 @@ def cell(runtime: str, tokens: int, seconds: float | None, kept: Path | None = N
             mixer, out = built(name, tokens), folder / name
             row = rows[name] = {"runtime": runtime, "tokens": tokens, "mixer": name}
             try:
-                files = exported(mixer, x, out, target)
+                files = [file for file in exported(mixer, x, out, target) if file.get("scheme") != "a16w8"]
             except (CapabilityError, ParityError) as refused:
                 row["reason"] = str(refused)
                 continue

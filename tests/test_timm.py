@@ -93,7 +93,8 @@ def test_models_take_the_parts_of_timms_train_and_validate_scripts(name, sizes, 
     shared = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
     loaders = [create_loader(create_dataset("", str(tmp_path), split=part, is_training=training, batch_size=4), batch_size=4,
                              is_training=training, use_prefetcher=False, num_workers=0, **shared,
-                             **({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25} if training else {}))
+                             # m9 may draw 10, where timm 1.0.31 asks for pictures of 0 bits, which Pillow 13 refuses
+                             **({"auto_augment": "rand-m6-mstd0.5-inc1", "re_prob": 0.25} if training else {}))
                for part, training in (("train", True), ("validation", False))]  # fmt: skip
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     schedule, epochs = create_scheduler_v2(optimizer, num_epochs=2, warmup_epochs=1)

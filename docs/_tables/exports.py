@@ -123,11 +123,12 @@ def runtimes() -> str:
     for tokens, mixer in dict.fromkeys((tokens, mixer) for tokens, mixer, _ in sorted(rows, key=lambda key: key[0])):
         cells = (_runtime(rows.get((tokens, mixer, name)), rows.get((tokens, "softmax", name))) for name in names)
         lines.append((f"{tokens:,}", f"`{mixer}`", *cells))
-    versions = {row["runtime"]: row["version"] for row in content["rows"] if "version" in row}
+    versions = {row["runtime"].split(",")[0]: row["version"] for row in content["rows"] if "version" in row}
     used = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32; "
-        f"{where(content['machine'])}; {used}. `python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
+        f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32 "
+        f"(8 bits: a8w8); {where(content['machine'])}; {used}. "
+        "`python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
     )
 
 

@@ -386,3 +386,12 @@ def test_cmyk_and_16_bits_keep_their_colours_and_exif_turns(tmp_path):
         assert (colour.float().mean((1, 2)) - torch.tensor([220.0, 20, 30])).abs().max() < 12
         assert (grey.float() - 128).abs().max() <= 1
         assert upright[0, 0].float().mean() > 200 and upright[0, -1].float().mean() < 55, "EXIF's turn was ignored"
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-n9", "rand-m10-n9-inc1", "original-mstd0.5", "v0-mstd0.5", "augmix-m10"])
+def test_the_strongest_augmentation_leaves_a_picture(policy):
+    """timm's rand-m9-mstd0.5-inc1 draws its greatest magnitude once in forty pictures: a long training meets it."""
+    ramp = Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3))
+    recipe = ClassifyRecipe(augment=True, auto_augment=policy, image_size=64)
+    for _ in range(40):
+        assert transforms(recipe)[0](ramp).shape == (3, 64, 64)

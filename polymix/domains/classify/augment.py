@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +35,22 @@ def transforms(recipe: ClassifyRecipe) -> tuple[Callable[[Any], Tensor], Callabl
     except Exception as error:  # timm asserts, or fails on parts of the string
         got = f"{recipe.auto_augment!r} ({type(error).__name__})"
         raise OptionError("auto_augment", got, "a string of timm such as 'rand-m9-mstd0.5-inc1'", "") from error
+    for operation in _operations(training):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = partial(_posterize, operation.aug_fn)
     return training, test
+
+
+def _operations(transform: Any) -> Iterator[Any]:
+    """The operations among which timm's automatic augmentation, where a transform has one, draws."""
+    for step in transform.transforms:
+        yield from getattr(step, "ops", ())  # RandAugment, AugMix
+        yield from chain.from_iterable(getattr(step, "policy", ()))  # AutoAugment
+
+
+def _posterize(timms: Callable[..., Any], image: Any, bits: int, **more: Any) -> Any:
+    """timm 1.0.31 asks for 0 bits at its greatest magnitude, which Pillow 13 refuses; earlier ones made it black."""
+    return timms(image, max(bits, 1), **more)
 
 
 class RepeatedOrder(Order):

@@ -20,7 +20,7 @@ from polymix.ops.shared.activations import ACTIVATIONS
 from polymix.ops.shared.blocks import slower_in_order, slower_than_pytorch
 from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
-from polymix.ops.shared.tensors import count_real, linear
+from polymix.ops.shared.tensors import autocast_dtype, count_real, linear
 
 _ROTARY = "Tensor? mask, Tensor? cos, Tensor? sin"
 _TERMS = "h: B, N, E; alpha: E, K; mask: B, N; cos: cos.shape[0], N, E // 2; sin: cos.shape[0], N, E // 2"
@@ -41,7 +41,7 @@ pom_scan = Operator(
     eager.scan, (0, 1, 2),
     Signature(f"{_TERMS}; start: B, E; order#: B, N; first#: B, N", "B, N, E", *_RULES,
               "start is None or first is None"),
-    triton="polymix.ops.pom.triton:scan",
+    sums=(2,), triton="polymix.ops.pom.triton:scan",
 )  # fmt: skip
 linear_powers = Operator(
     "linear_powers",
@@ -224,6 +224,8 @@ def _step_obstacle(
     tensors = [tensor for tensor in _tensors(weights) if tensor is not None]
     if weights.poly[0].ndim == 3 or any(t.dtype != x.dtype or not t.is_contiguous() for t in tensors):
         return "continues sequences only with contiguous dense weights in the dtype of the tokens"
+    if autocast_dtype(x.device) is not None:
+        return "continues sequences only without autocast"
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, state.total, *tensors)):
         return "has no backward for a step (call under torch.inference_mode() or torch.no_grad())"
     return "is not used for a step in a compiled graph" if torch.compiler.is_compiling() else None

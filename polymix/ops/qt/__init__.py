@@ -33,7 +33,7 @@ qt_moments = Operator(
 qt_query = Operator(
     "qt_query", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", eager.query, (0, 1, 2),
     Signature(f"q: B, H, M, D; moments: {_MOMENTS}; scale: 3, H, 1, 1", "B, H, M, D + 1", *_RULES),
-    triton="polymix.ops.qt.triton:query",
+    sums=(1,), triton="polymix.ops.qt.triton:query",
 )  # fmt: skip
 qt_causal = Operator(
     "qt_causal",
@@ -41,7 +41,7 @@ qt_causal = Operator(
     eager.causal, (0, 1, 2, 3, 4),
     Signature(f"q: B, H, N, D; k: B, H, N, D; v: B, H, N, D; scale: 3, H, 1, 1; start: {_MOMENTS}; mask: B, N",
               f"B, H, N, D + 1; {_MOMENTS}", *_RULES),
-    triton="polymix.ops.qt.triton_causal:causal",
+    sums=(4,), triton="polymix.ops.qt.triton_causal:causal",
 )  # fmt: skip
 qt_pool = Operator(
     "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
@@ -57,7 +57,7 @@ qt_spread = Operator(
     eager.spread, (0, 1, 2, 3, 5, 6),
     Signature("x: B, N, D; weight: D, D; bias: D; moments: B, H, R, F; least: B; last: E, D; last_bias: E",
               "=: B, N, E", "D == H * (F - 1)", "(R - 1) % (F - 1) == 0 and (R - 1) // (F - 1) in (0, 1, 2)"),
-    native="polymix.ops.qt.native:spread",
+    sums=(3,), native="polymix.ops.qt.native:spread",
 )  # fmt: skip
 
 

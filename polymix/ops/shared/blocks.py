@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native import library
-from polymix.ops.shared.tensors import Linear, accumulator, cast
+from polymix.ops.shared.tensors import Linear, accumulator, autocast_dtype, cast
 
 # Larger pieces go back to the system, and clearing new pages costs as much as a product.
 MAX_KEPT_BYTES = 32 << 20
@@ -47,7 +47,8 @@ def slower_in_order(x: Tensor) -> str | None:
 
 def slower_than_pytorch(x: Tensor) -> str | None:
     """Why "auto" should skip the C kernels for x on this processor, or None if it should not."""
-    if x.dtype != torch.bfloat16 or x.dtype not in fast_types() or library.multiplies_bf16():
+    dtype = autocast_dtype(x.device) or x.dtype
+    if dtype != torch.bfloat16 or dtype not in fast_types() or library.multiplies_bf16():
         return None
     return "is slower here: these kernels lack the bfloat16 products of this processor"
 
