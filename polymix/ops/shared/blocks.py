@@ -32,6 +32,19 @@ def fast_types() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64, *([torch.bfloat16] if AMX or AVX512_BF16 else []))
 
 
+MIN_CHUNK = 32  # a causal C kernel takes the tokens of each sequence apart
+
+
+def slower_in_order(x: Tensor) -> str | None:
+    """`slower_than_pytorch` for the causal C kernels, which also need some tokens in each sequence.
+
+    While a graph is traced, where they do not run, it must not depend on the number of tokens.
+    """
+    if not torch.compiler.is_compiling() and x.shape[1] < MIN_CHUNK:
+        return f"is slower with fewer than {MIN_CHUNK} tokens in a sequence"
+    return slower_than_pytorch(x)
+
+
 def slower_than_pytorch(x: Tensor) -> str | None:
     """Why "auto" should skip the C kernels for x on this processor, or None if it should not."""
     dtype = autocast_dtype(x.device) or x.dtype
