@@ -6,7 +6,7 @@ A thread that waits for another one spins; if that other one was descheduled, th
 row is one process with its own GOMP_SPINCOUNT or OMP_WAIT_POLICY, which libgomp reads when PyTorch loads it. It runs
 every case first alone and then beside processes that do nothing but spin, which this script starts and ends. Every run
 adds its tries to those in the file, so that several short runs make the table. The clock is the wall's: what a busy
-machine takes from a program is not in its processor time.
+machine takes from a program is not in its processor time. A row beside which other programs computed is left out.
 """
 
 import argparse
@@ -24,11 +24,12 @@ from polymix.measure import manifest
 from polymix.measure.clock import now
 
 BUSY = 3  # processes beside
+MOST = 0.1  # cores that other programs may have taken from a row that counts
 SECONDS = 1.0  # of a case
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
-    **{f"{count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (100, 1_000, 3_000, 10_000, 30_000)},
+    **{f"{count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (100, 1_000, 3_000, 5_000, 10_000, 30_000)},
     "passive": {"OMP_WAIT_POLICY": "passive"},
 }
 ROWS = [*((2, name) for name in SETTINGS), (1, "default")]
@@ -96,7 +97,7 @@ def serve(threads: int) -> None:
     calls = {name: build() for name, build in CASES.items()}
     print("ready", flush=True)
     for _ in sys.stdin:
-        rates = []
+        rates, used = [], now("processor")
         for name, call in calls.items():
             with torch.inference_mode(name != "training"):
                 call()
@@ -105,7 +106,7 @@ def serve(threads: int) -> None:
                     call()
                     count += 1
                 rates.append(count / (now() - start))
-        print(*rates, flush=True)
+        print(now("processor") - used, *rates, flush=True)
 
 
 @contextmanager
@@ -120,8 +121,14 @@ def spinning(count: int):  # type: ignore[no-untyped-def]
             process.wait()
 
 
-def one_row(threads: int, setting: str) -> dict[str, dict[str, float]]:
-    """Calls a second of every case, quiet and busy."""
+def machine_seconds() -> float:
+    """Seconds in which the machine's cores have computed, for all programs."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+def one_row(threads: int, setting: str) -> tuple[dict[str, dict[str, float]], float]:
+    """Calls a second of every case, quiet and busy; and the cores that other programs took during the quiet part."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= {"OMP_NUM_THREADS": str(threads), **SETTINGS[setting]}
     command = [sys.executable, __file__, "--serve", str(threads)]
@@ -129,21 +136,26 @@ def one_row(threads: int, setting: str) -> dict[str, dict[str, float]]:
         assert process.stdin and process.stdout
         try:
             assert process.stdout.readline() == "ready\n", "the process of a row did not start"
-            rates = {}
+            rates, others = {}, 0.0
             for state, count in (("quiet", 0), ("busy", BUSY)):
                 with spinning(count):
+                    start, spent = now(), machine_seconds()
                     process.stdin.write("\n")
                     process.stdin.flush()
-                    rates[state] = dict(zip(CASES, map(float, process.stdout.readline().split()), strict=True))
+                    own, *numbers = map(float, process.stdout.readline().split())
+                    rates[state] = dict(zip(CASES, numbers, strict=True))
+                    if state == "quiet":
+                        others = (machine_seconds() - spent - own) / (now() - start)
         finally:
             process.kill()
-    return rates
+    return rates, others
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--tries", type=int, default=1, help="times that every row is measured and added")
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=[*SETTINGS], help="how threads wait, by name")
     parser.add_argument("--serve", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -151,12 +163,13 @@ def main() -> None:
         return
     content = read(options.out, {"machine": manifest("cpu", 2), "busy": BUSY, "clock": "wall", "rows": []})
     for _ in range(options.tries):
-        for threads, setting in ROWS:
-            rates = one_row(threads, setting)
-            content["rows"].append({"threads": threads, "setting": setting, **rates})
-            save(content, options.out)
+        for threads, setting in (row for row in ROWS if row[1] in options.only):
+            rates, others = one_row(threads, setting)
+            if others < MOST:
+                content["rows"].append({"threads": threads, "setting": setting, "others": others, **rates})
+                save(content, options.out)
             cells = "".join(f"{rates['quiet'][case]:9.1f}{rates['busy'][case]:8.1f}" for case in CASES)
-            print(f"{threads} {setting:8}{cells}", flush=True)
+            print(f"{threads} {setting:8}{cells}  others {others:.2f}{' left out' * (others >= MOST)}", flush=True)
 
 
 if __name__ == "__main__":

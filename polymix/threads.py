@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-# A thread of libgomp that waits for another one asks about 300,000 times, for milliseconds, before it sleeps. Where that
+# A thread of libgomp that waits for another one asks about 300,000 times, for milliseconds, before it sleeps. Where the
 # other one was descheduled, this keeps it from running.
 SPINS = "GOMP_SPINCOUNT"
-SPIN_COUNT = 10_000  # benchmarks/busy.py; docs/threads.md has the table
+SPIN_COUNT = 3_000  # benchmarks/busy.py; docs/threads.md has the table
 CHOICES = (SPINS, "OMP_WAIT_POLICY")  # how a user says it
 BUSY = 1.25  # programs that run or wait per core; one's own last command has left at most 1
 
@@ -41,7 +41,7 @@ def quota() -> float | None:
 
 
 def cores() -> int:
-    """The threads that can run at once: by affinity, and by the cgroup's quota, beyond which all threads are stopped."""
+    """The threads that can run at once: by affinity, and by the cgroup's quota, beyond which all are stopped."""
     limit = quota()
     return affinity() if limit is None else max(1, min(affinity(), int(limit)))
 
