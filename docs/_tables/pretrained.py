@@ -145,8 +145,8 @@ def whisper() -> str:
     own = [row for row in rows if row.get("steps")]
     sizes, clocks, places = ({row[name] for row in own} for name in ("batch", "clock", "on"))
     trained = (
-        f"Windows of 30 s in a step: {' or '.join(map(str, sorted(sizes)))}. Steps are first of imitation, then of tuning, "
-        f"which learns the encoder's last states; one seed. Seconds of both: {' or '.join(sorted(clocks))}, "
+        f"Windows of 30 s in a step: {' or '.join(map(str, sorted(sizes)))}. Steps are first of imitation, then of "
+        f"tuning, which learns the encoder's last states; one seed. Seconds of both: {' or '.join(sorted(clocks))}, "
         f"{', '.join(places)}. "
     ) * bool(own)
     setting = (
