@@ -162,7 +162,8 @@ def pom_chunk(
         "native": no_step and _obstacle(plain, weights, 1),
         "blocked": "keeps no recurrent state",
     }
-    apply, total = linear if impl == "eager" else _apply, None if state is None else state.total
+    apply = linear if impl == "eager" else _apply
+    total = None if state is None or no_step is None else state.total  # the step's kernel checks its own
     impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported,
                   slower={"native": no_step and slower_in_order(x)},
                   in_blocks=("native",) if no_step else ())  # fmt: skip
