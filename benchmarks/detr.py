@@ -42,11 +42,10 @@ NOTE = (
 def printed(mixer: str) -> dict[str, float] | None:
     """PADRe's Table 3: AP on COCO in %, parameters in millions and FLOPs in 10⁹ of "the encoder part"."""
     names = (mixer, f"{mixer}:degree=2")
-    for row in published.rows():
-        if row["host"] == "DETR, resnet50" and row["mixer"] in names:
-            cost = row["cost"]
-            return {"AP": round(100 * row["metrics"]["AP"], 1), "parameters": cost["encoder_parameters_M"],
-                    "multiply_adds": cost["encoder_flops_G"]}  # fmt: skip
+    for row in published.rows(host="DETR, resnet50"):
+        if row.mixer in names:
+            return {"AP": round(100 * row.metrics["AP"], 1), "parameters": row.cost["encoder_parameters_M"],
+                    "multiply_adds": row.cost["encoder_flops_G"]}  # fmt: skip
     return None
 
 

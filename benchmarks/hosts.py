@@ -42,14 +42,13 @@ WHAT = {"": "model", "layer_": "layers, parameters of the model", "encoder_": "l
 def printed(host: str, label: str) -> dict[str, Any] | None:
     """A paper's figures: millions of parameters and 10⁹ multiply-adds of `what`, the model or its layers."""
     mixers = ("softmax", "keep") if label == "attention" else (label, f"padre:degree={label[-1]}")
-    for row in published.rows():
-        if row["host"] == NAMES.get(host, host) and row["mixer"] in mixers:
-            prefix = next((prefix for prefix in WHAT if f"{prefix}flops_G" in row["cost"]), None)
-            if prefix is not None:
-                parameters = row["cost"].get(f"{prefix}parameters_M", row["cost"].get("parameters_M"))
-                source = f"{row['paper']}, {row['table']}"
-                return {"parameters": parameters, "multiply_adds": row["cost"][f"{prefix}flops_G"],
-                        "what": WHAT[prefix], "source": source}  # fmt: skip
+    for row in published.rows(host=NAMES.get(host, host)):
+        prefix = next((prefix for prefix in WHAT if f"{prefix}flops_G" in row.cost), None)
+        if prefix is not None and row.mixer in mixers:
+            parameters = row.cost.get(f"{prefix}parameters_M", row.cost.get("parameters_M"))
+            source = f"{row.paper}, {row.table}"
+            return {"parameters": parameters, "multiply_adds": row.cost[f"{prefix}flops_G"],
+                    "what": WHAT[prefix], "source": source}  # fmt: skip
     return None
 
 

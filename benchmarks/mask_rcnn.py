@@ -57,12 +57,10 @@ def count(module: nn.Module, size: tuple[int, ...]) -> float:
 
 def printed(mixer: str) -> dict[str, float | None]:
     """What Poly-NL prints: multiply-adds in 10⁹, parameters in millions (Table 1a), box and mask AP (1b and 2a)."""
-    cost: dict[str, Any] = next(
-        (layer["figures"] for layer in published.layers() if layer["mixer"] == PRINTED_AS.get(mixer, mixer)), {}
-    )
-    precision: dict[str, float] = next(
-        (row["metrics"] for row in published.rows() if (row["domain"], row["mixer"]) == ("instances", mixer)), {}
-    )
+    layers = published.layers(paper="Poly-NL", mixer=PRINTED_AS.get(mixer, mixer))
+    models = published.rows(domain="instances", mixer=mixer)
+    cost = layers[0].figures if layers else {}
+    precision = models[0].metrics if models else {}
     AP, mask_AP = (None if name not in precision else round(100 * precision[name], 1) for name in ("AP", "mask_AP"))
     return {"block_multiply_adds": cost.get("multiply_adds_G"), "block_parameters": cost.get("parameters_M"),
             "AP": AP, "mask_AP": mask_AP}  # fmt: skip

@@ -106,9 +106,9 @@ def satellite_paper() -> Iterator[tuple[str, str, str, str, str]]:
 
     rows = measured("satellite")
     names = {"TSViT": "TSViT (retrained)", "TSViT, as its paper has it": "TSViT (paper)"}
-    for paper in (row for row in published.rows() if row["domain"] == "satellite"):
-        mixer, figures = paper["mixer"], paper["metrics"] | paper["cost"]
-        model = "TSViPoM" if mixer == "pom" else names[paper["host"]]
+    for paper in published.rows(domain="satellite"):
+        mixer, figures = paper.mixer, {**paper.metrics, **paper.cost}
+        model = "TSViPoM" if mixer == "pom" else names[paper.host]
         row = rows.get(mixer, {"metrics": {}, "inference_per_second": None})
         with torch.device("meta"):
             host = TSViT(parse_mixer(mixer)[1], match_parameters=True).eval()
@@ -147,9 +147,9 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
     timed = load("tasks/handwriting/lines.json")["rows"]
     speeds = {(row["model"], row["lines"]): row["lines_per_second"] for row in timed}
     names = {"softmax": "HTR-VT", "pom": "HTR-VPoM", "pom (1:1)": "HTR-VPoM Hyb."}
-    for paper in (row for row in published.rows() if row["domain"] == "handwriting"):
-        name, printed = paper["mixer"], paper["metrics"] | paper["cost"]
-        lines = 16 if "16 lines" in paper["split"] else 1
+    for paper in published.rows(domain="handwriting"):
+        name, printed = paper.mixer, {**paper.metrics, **paper.cost}
+        lines = 16 if "16 lines" in paper.split else 1
         model, mixer = names[name], HYBRID if name == "pom (1:1)" else name
         row = rows.get(name) if lines == 1 else None  # the default data has lines, and no pages
         row = row or {"metrics": {}}
@@ -174,15 +174,12 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def printed_figures() -> str:
-    """The figures of polymix/published.toml in the domains."""
-    lines = []
-    for row in sorted(published.rows(), key=lambda row: row["domain"]):
-        metrics = ", ".join(
-            f"{name.replace('_', ' ')} {value:g}" for name, value in (row["metrics"] | row["cost"]).items()
-        )
-        paper, data = f"{row['paper']}, {row['table']}", f"{row['data']}, {row['split']}"
-        lines.append((row["domain"], paper, data, row["host"], f"`{row['mixer']}`", metrics))
-    return table(("domain", "printed in", "data", "host", "mixer", "metrics"), lines)
+    """All of polymix/published.toml, a table for each paper."""
+    parts = []
+    for paper in published.papers():
+        lines = published.cells(published.of(paper))
+        parts += [f"### {paper}", table(published.HEAD, lines)]
+    return "\n\n".join(parts)
 
 
 def handwriting_lines() -> str:
@@ -190,8 +187,8 @@ def handwriting_lines() -> str:
     content, lines = load("tasks/handwriting/lines.json"), []
     counts = sorted({row["lines"] for row in content["rows"]})
     rows = {(row["model"], row["lines"]): row for row in content["rows"]}
-    pages = (row for row in published.rows() if row["data"] == "LAM" and "16 lines" in row["split"])
-    paper = {row["mixer"].replace("pom (1:1)", "hybrid"): row["cost"]["lines_per_second"] for row in pages}
+    pages = published.rows(data="LAM", split="basic, 16 lines")
+    paper = {row.mixer.replace("pom (1:1)", "hybrid"): row.cost["lines_per_second"] for row in pages}
     for model in dict.fromkeys(model for model, _ in rows):
         cases = [rows[model, count] for count in counts]
         lines.append((f"`{model}`", *(f"{row['lines_per_second']:.2f}" for row in cases),
@@ -275,8 +272,8 @@ def generation_sizes() -> str:
     from polymix.mixers.spec import parse_mixer
 
     narrow, lines = "pom:expand=0.75", []
-    figures = (row for row in published.rows() if row["domain"] == "generation")
-    printed = {(row["host"], row["mixer"]): row["cost"]["parameters_M"] for row in figures}
+    figures = published.rows(domain="generation")
+    printed = {(row.host, row.mixer): row.cost["parameters_M"] for row in figures}
     cases = (("softmax", None), ("pom", None), ("pom", "expand"), ("pom", "mlp"), (narrow, None))
     for size in ("L", "XL"):
         for name, match in cases:
@@ -360,7 +357,7 @@ def qt_vit() -> str:
     """QT-ViT and EfficientViT of the same sizes: latency, and accuracy on scenes of digits where it was measured."""
     content, lines = load("tasks/classify/qt-vit.json"), []
     rows, settings = {(row["mixer"], row["size"]): row for row in content["rows"]}, content["settings"]
-    papers = {row["host"]: row["metrics"]["accuracy"] for row in published.rows() if row["paper"] == "EfficientViT"}
+    papers = {row.host: row.metrics["accuracy"] for row in published.rows(paper="EfficientViT")}
     for size in dict.fromkeys(row["size"] for row in content["rows"]):
         pair = [rows["keep", size], rows["qt", size]]
         parameters = (f"{row['parameters'] / 1e6:.2f}" for row in pair)

@@ -38,12 +38,14 @@ class Costs:
     """A table (quantity, here, in the paper) with its title, its sources, and the mixer's options with their values.
 
     sources: sentences: what the mixer can do, the formula of its cost, the paper's figures, and a busy machine.
+    printed: what the papers print of models whose mixer has these options.
     """
 
     title: str
     rows: list[tuple[str, str, str]]
     sources: list[str]
     options: dict[str, str]
+    printed: list[str]
 
 
 _IMAGE = (64, 64)  # of the paper's figures: rows and columns of tokens
@@ -57,6 +59,8 @@ _FIGURES = {
 
 def show(name: str, options: Sequence[str]) -> Costs:
     """The costs of the mixer `name` with options such as "degree=3", "dim=192" and "n=4096"."""
+    from polymix.train.published import lines, of_mixer
+
     chosen = parse_options(options)
     dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
     if n is not None:
@@ -103,7 +107,8 @@ def show(name: str, options: Sequence[str]) -> Costs:
     grid = mixer.config.built_grid
     sides = f", {' × '.join(f'{side:,}' for side in grid)}" if grid and len(grid) > 1 else ""
     values = {f.name: written(getattr(mixer.config, f.name)) for f in fields(mixer.config)}
-    return Costs(f"{mixer.name}, {dim} channels, {n:,} tokens{sides}", rows, sources, values)
+    title = f"{mixer.name}, {dim} channels, {n:,} tokens{sides}"
+    return Costs(title, rows, sources, values, lines(of_mixer(mixer.config)))
 
 
 def able(can: Capabilities) -> str:
@@ -147,12 +152,12 @@ def published(mixer: TokenMixer, n: int) -> list[Published]:
 
     own = replace(mixer.config.unnamed.for_heads(getattr(mixer, "heads", 1)).without_grid(), impl="auto")
     figures = []
-    for row in layers():
-        if (row["channels"], row["tokens"]) == (mixer.dim, n) and parse_mixer(row["mixer"])[1] == own:
-            source = f"{row['paper']}, {row['table']} ({n:,} tokens, {mixer.dim:,} channels)"
-            for name, value in row["figures"].items():
+    for row in layers(channels=mixer.dim, tokens=n):
+        if parse_mixer(row.mixer)[1] == own:
+            source = f"{row.paper}, {row.table} ({n:,} tokens, {mixer.dim:,} channels)"
+            for name, value in row.figures.items():
                 quantity, unit = _FIGURES[name]
-                figures.append(Published(quantity, unit.format(value), source, row["note"]))
+                figures.append(Published(quantity, unit.format(value), source, row.note))
     if isinstance(mixer, PomMixer):
         d, inner, k = mixer.dim, mixer.inner, mixer.config.degree
         count = 3 * n * d * inner + (k + 1) * n * inner

@@ -3,22 +3,19 @@
 import pytest
 
 from polymix.mixers.spec import parse_mixer
-from polymix.train.published import layers, published, rows
+from polymix.train.published import cells, claims, layers, of, of_mixer, papers, published, rows
 from polymix.train.registry import OWN_RECIPES
 
 
 def test_every_row_is_whole_and_comes_once():
     seen = set()
     for row in rows():
-        assert set(row) == {"domain", "paper", "table", "data", "split", "host", "mixer", "metrics", "cost"}, row
-        figures = row["metrics"] | row["cost"]
-        assert (
-            row["domain"] in OWN_RECIPES and figures and all(type(value) in (int, float) for value in figures.values())
-        )
-        place = tuple(row[name] for name in ("domain", "data", "split", "host", "mixer", "table"))
+        figures = {**row.metrics, **row.cost}
+        assert row.domain in OWN_RECIPES and figures and all(type(value) in (int, float) for value in figures.values())
+        place = (row.paper, row.table, row.data, row.split, row.host, row.mixer)
         assert place not in seen, f"{place} twice"
         seen.add(place)
-        spec = row["mixer"].partition(" (")[0]
+        spec = row.mixer.partition(" (")[0]
         assert spec in ("keep", "none") or parse_mixer(spec)
 
 
@@ -56,7 +53,27 @@ def test_costs_stand_beside_no_run():
 
 def test_every_layer_is_whole_and_comes_once():
     for layer in layers():
-        assert set(layer) == {"paper", "table", "tokens", "channels", "mixer", "note", "figures"}
-        parse_mixer(layer["mixer"])
-    places = [tuple(layer[name] for name in ("table", "tokens", "channels", "mixer")) for layer in layers()]
+        parse_mixer(layer.mixer)
+    places = [(layer.table, layer.tokens, layer.channels, layer.mixer) for layer in layers()]
     assert len(places) == len(set(places))
+
+
+def test_figures_that_are_printed_twice_are_the_same():
+    seen = {}
+    for row in rows():
+        for name, value in row.metrics.items():
+            place = (row.paper, row.data, row.split, row.host, row.mixer, name)
+            assert seen.setdefault(place, value) == value, f"{place}: {row.table} has another figure"
+
+
+def test_nothing_is_left_out_of_what_a_paper_prints():
+    entries = [entry for paper in papers() for entry in of(paper)]
+    assert len(entries) == len(cells(entries)) == len(rows()) + len(layers()) + len(claims())
+    assert {"PADRe", "PoM", "Poly-NL", "Poly-SA"} <= set(papers())
+    assert {row.table for row in of("SiT-L/2")} == {"Table 5"} and not of("padre")
+
+
+def test_a_mixer_has_the_rows_of_its_options():
+    tables = {(row.table, row.host) for row in of_mixer(parse_mixer("padre-4")[1])}
+    assert tables == {("Table 5", "deit_tiny_patch16_224")}
+    assert not of_mixer(parse_mixer("padre-4:kernel_size=5")[1])
