@@ -31,6 +31,7 @@ from _tables import (  # noqa: E402
     gpu,
     mixers,
     options,
+    overview,
     pretrained,
     results,
     scaling,
@@ -41,8 +42,8 @@ from polymix.files import write_whole  # noqa: E402
 
 PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table -->$", re.DOTALL | re.MULTILINE)
 PARTS: dict[str, Callable[[], str]] = {
-    **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **options.TABLES, **results.TABLES,
-    **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
+    **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **overview.TABLES, **options.TABLES,
+    **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
     **search.TABLES, **gpu.TABLES, **scaling.TABLES, **busy.TABLES,
 }  # fmt: skip
 

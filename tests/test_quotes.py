@@ -9,7 +9,9 @@ from polymix.train.published import Claim, Layer, cells, of, papers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-QUOTES = re.compile(r"\b(paper|papers|prints?|printed|published|Tables?)\b|\b(PADRe|PoM|Poly-NL|Poly-SA|QT-ViT)'s\b")
+QUOTES = re.compile(
+    r"\b(paper|papers|prints?|printed|published|reports|Tables?)\b|\b(PADRe|PoM|Poly-NL|Poly-SA|QT-ViT)'s\b"
+)
 PLACES = re.compile(
     r"\b(Tables?|Sections?|Sec\.|Eqs?\.|App\.|Supp\.|Fig\.|Lemma|Proposition)\s[A-Z]?\.?\d+(\.\d+)*\w?"
     r"((,| and|–|-)\s?\d+(\.\d+)*\w?)*",

@@ -51,20 +51,6 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     return f"{content['machine']}.{speeds}\n\n{table(head, lines)}"
 
 
-def overview() -> str:
-    """One row for each task that has results: its main metric with attention, the mixers and the control."""
-    mixers = ("softmax", "pom", "padre", "poly_nl", "linear_floor")
-    lines = []
-    for task, metric in MAIN_METRICS.items():
-        if rows := measured(task):
-            up = next(iter(rows.values()))["directions"][metric] == "up"
-            named = {name.partition(":")[0]: row for name, row in reversed(rows.items())}  # the first of a name
-            values = (named[name]["metrics"][metric] if name in named else None for name in mixers)
-            what = f"{metric.replace('_', ' ')} {'↑' if up else '↓'}"
-            lines.append((f"[`{task}`]({task}.md)", what, *(number(value, 3) for value in values)))
-    return table(("domain", "metric", "attention", *(f"`{name}`" for name in mixers[1:])), lines)
-
-
 def satellite_tried() -> str:
     """What was tried on the synthetic series to bring PoM nearer to attention, and what each gave."""
     tried = load("tasks/satellite/results.json")["tried"]
@@ -376,7 +362,6 @@ def qt_vit() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "domains": overview,
     "published": printed_figures,
     "satellite": lambda: default_run("satellite", ("miou", "accuracy")),
     "satellite-tried": satellite_tried,

@@ -19,9 +19,11 @@ from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.ops.operator import Operator
 from polymix.structured import Site, StructuredMap, create_map, list_maps
 
+from . import overview as domains
 from .figures import table
 
 TOKENS, DIM, GRID = 4096, 192, (64, 64)
+LEGEND = "Default data, with the marks of [the table of all domains](../domains/index.md#results-on-the-default-data)."
 REQUIRED: dict[str, dict[str, Any]] = {"padre": {"grid": GRID}, "hyena": {"length": TOKENS}}  # to take TOKENS tokens
 CAPABILITIES = {
     "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
@@ -198,11 +200,13 @@ def mixer_facts(name: str) -> str:
     can.append(("feature maps (B, D, H, W)", yes(kind.feature_maps), yes(kind.feature_maps)))
     meaning = meanings(config)
     options = [(f"`{f.name}`", f"`{short(f.default)}`", meaning[f.name]) for f in fields(config)]
+    runs = domains.of_mixer(name)
     parts = [
         "## Formula" if rest else "", body(rest),
         "## Shapes, cost, source", facts_of(name),
         "## As a function", f"`{call}`: {mixer.polynomial}.",
         "## Capabilities", table(("", "with suitable options", "as built above"), can),
+        "## In the domains" if runs else "", LEGEND if runs else "", runs,
         "## Options", f"Options of `{config.__name__}`, and keywords of `create_mixer`:",
         table(("option", "default", "meaning"), options),
     ]  # fmt: skip
