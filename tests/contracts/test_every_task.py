@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from polymix import convert, save_pretrained
 from polymix.cli import main
+from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN
 from polymix.train.loop import Learner
 from polymix.train.registry import OWN_RECIPES, named_recipe
 from polymix.train.run import train
@@ -40,6 +41,13 @@ DOMAINS = sorted(OWN_RECIPES)
 TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
 CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved
 EVERYTHING = ("accumulate=2", "ema=0.8", "clip=0.5", "precision=bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def thresholds(monkeypatch):
+    """The real ones, as in processes of their own, whose runs must have the bits of those here: the other tests' are 0."""
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
 
 
 @pytest.fixture(scope="module")
