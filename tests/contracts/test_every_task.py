@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from polymix import convert, save_pretrained
 from polymix.cli import main
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN
 from polymix.train.loop import Learner
 from polymix.train.registry import OWN_RECIPES, named_recipe
 from polymix.train.run import train
@@ -20,7 +19,8 @@ from tests.domains.texts import folder as text_files
 from tests.helpers import save_blank
 from tests.processes import fork, statuses
 
-pytestmark = pytest.mark.slow
+# The runs here must have the bits of those in processes of their own, which know nothing of the tests' thresholds.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_thresholds")]
 STEPS = 4
 DRAW = Figure.savefig  # before a test makes it blank
 COMMON = ("control=False", f"steps={STEPS}", "log_every=1", "evaluate_every=2", "checkpoint_every=2")
@@ -41,13 +41,6 @@ DOMAINS = sorted(OWN_RECIPES)
 TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
 CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved
 EVERYTHING = ("accumulate=2", "ema=0.8", "clip=0.5", "precision=bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def thresholds(monkeypatch):
-    """The real ones, as in processes of their own, whose runs must have the bits of those here: the other tests' are 0."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
 
 
 @pytest.fixture(scope="module")
