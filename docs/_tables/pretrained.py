@@ -112,13 +112,15 @@ def masked(name: str) -> str:
         "real texts: loss", "accuracy",
     )  # fmt: skip
     counts = content["labels"]
+    texts = content["batch"] * content["drawn"]
+    trained = f"Steps of {content['batch']} of {texts:,} more; imitation alone, one seed. "
+    steps = dict.fromkeys(row.get("steps", 0) for row in content["rows"])
     setting = (
         f"{counts['self']:,} masked tokens of texts that the original draws, {counts['real']:,} of {content['real']} "
-        "real ones; chance is of the frequencies in the same tokens. Steps of "
-        f"{content['batch']} of {content['batch'] * content['drawn']:,} texts of {content['tokens'][0]} to "
-        f"{content['tokens'][1]} tokens, drawn in {content['rounds']} rounds; imitation alone, one seed. "
-        f"{where(content['machine'])}. `python benchmarks/pretrained.py {name} OUT.json --epochs 0 --steps "
-        f"{','.join(dict.fromkeys(str(row.get('steps', 0)) for row in content['rows']))}`; `--plans` chooses rows"
+        f"real ones; chance is of the frequencies in the same tokens. Texts of {content['tokens'][0]} to "
+        f"{content['tokens'][1]} tokens, drawn in {content['rounds']} rounds. "
+        f"{trained * any(steps)}{where(content['machine'])}. `python benchmarks/pretrained.py {name} OUT.json "
+        f"--epochs 0 --steps {','.join(map(str, steps))}`; `--plans` chooses rows"
     )
     return f"{table(head, lines)}\n\n{setting}"
 
@@ -190,10 +192,11 @@ def classes() -> str:
         for name in names for row in rows if row["model"] == name
     ]  # fmt: skip
     counts, found = content["texts"], next(row["classes"] for row in content["rows"] if "classes" in row)
+    trained = f"Steps of {content['batch']} of the texts of the table above; imitation alone, one seed. "
     setting = (
         f"{counts['self']} texts that the masked model draws, to which the original gives {found['self']} of its "
-        f"50 classes, and {counts['real']} real ones ({found['real']} classes). Steps of {content['batch']} of the "
-        f"texts of the table above; imitation alone, one seed. {where(content['machine'])}"
+        f"50 classes, and {counts['real']} real ones ({found['real']} classes). "
+        f"{trained * any(row['steps'] for row in rows)}{where(content['machine'])}"
     )
     return f"{table(('measure', 'layers with qt', 'steps', 'seconds', 'own texts', 'real texts'), lines)}\n\n{setting}"
 
@@ -249,6 +252,10 @@ OVERVIEW: dict[str, tuple[str, dict[str, str], Measure, tuple[str, int] | None]]
     ),
     "rxnmapper": (
         "RXNMapper: accuracy of masked tokens", {"all, which share their weights": "12 of 12"},
+        lambda row: row["real"]["accuracy"], None,
+    ),
+    "antiberty": (
+        "AntiBERTy: accuracy of masked tokens", {"1": "1 of 8", "every second of 8": "4 of 8", "all 8": "8 of 8"},
         lambda row: row["real"]["accuracy"], None,
     ),
 }  # fmt: skip

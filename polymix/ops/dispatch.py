@@ -209,8 +209,10 @@ def _obstacle(kernel: str, kinds: Collection[_Kind], recorded: bool, *, named: b
         return "cannot be recorded by torch.jit.trace"
     if traced or torch._C._is_any_autocast_enabled():
         lowered = {autocast_dtype(device) for device, _, _ in kinds} - {None}
-        if lowered and (kernel == "blocked" or (kernel == "native" and torch.float16 in lowered)):
-            return "supports no autocast" if kernel == "blocked" else "supports no autocast to float16"
+        if kernel == "blocked" and lowered:
+            return "supports no autocast"
+        if kernel == "native" and torch.float16 in lowered:
+            return "supports no autocast to float16"
     if not traced:
         if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
             return "does not support torch.func or forward-mode derivatives"

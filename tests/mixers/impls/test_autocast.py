@@ -3,19 +3,16 @@
 import pytest
 import torch
 
+from polymix.errors import CapabilityError
 from polymix.ops.native.library import why_not
 from tests.helpers import close, tokens
 from tests.mixers.impls.cases import every_case, length, main, make, of
 
 native = pytest.mark.skipif(why_not() is not None, reason=f"untested: kernels in C under autocast: {why_not()}")
 REFUSED = (
-    "padre: 3-D",
-    "padre: dilated",
-    "padre: causal, dilated",
-    "padre: 2-D dilated",
-    "pom: one gate",
-    "pom: clamped",
-)
+    "padre: 3-D", "padre: dilated", "padre: causal, dilated", "padre: 2-D dilated", "pom: one gate", "pom: clamped",
+    "qt: full 0", "qt: full 1", "qt: full 2",
+)  # fmt: skip
 
 
 def run(mixer, x, dtype=torch.bfloat16):
@@ -50,9 +47,11 @@ def errs_no_more_than_pytorch(case, impl):
 @native
 @every_case
 def test_c_kernels_err_no_more_than_pytorch(case):
-    if (case.split(": ")[0] == "qt" and "full" in case) or case in REFUSED:
-        pytest.skip("untested: the C kernels do not take this form")
-    errs_no_more_than_pytorch(case, "native")
+    if case not in REFUSED:
+        errs_no_more_than_pytorch(case, "native")
+        return
+    with pytest.raises(CapabilityError, match="impl"), torch.autocast("cpu", dtype=torch.bfloat16):
+        of(make(case).float(), "native")(tokens(2, length(case), 12, dtype=torch.float32))
 
 
 @main

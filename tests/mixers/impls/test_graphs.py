@@ -7,7 +7,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 import polymix
 from polymix.errors import ShapeError
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_IN_A_GRAPH, MIN_TOKENS_TO_TRAIN
 from polymix.ops.native.library import why_not
 from tests.helpers import close, tokens
 
@@ -17,11 +16,8 @@ MANY, FEWER = 1030, 40
 
 
 @pytest.fixture(autouse=True)
-def thresholds(monkeypatch):
+def thresholds(real_thresholds):
     """The real ones: the other tests run kernels for any number of tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_IN_A_GRAPH", MIN_TOKENS_IN_A_GRAPH)
     torch._dynamo.reset()
 
 

@@ -7,7 +7,6 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN
 from polymix.ops.native import library
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
@@ -203,9 +202,7 @@ def test_what_it_refuses():
 
 
 @pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
-def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, monkeypatch):
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
+def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, real_thresholds):
     mixer, x = make(case), tokens(2, 300, 12)
     assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
     mixer, x = mixer.float(), x.float()
