@@ -18,7 +18,7 @@ from .figures import load, table
 HYBRID = "hybrid"
 NO_BLOCK = "none"  # where a mixer is a block beside others, the host without it
 COLUMNS = (ATTENTION, HYBRID, "padre", "pom", "qt", "poly_nl", "poly_sa", FLOOR, NO_BLOCK)
-HEADS = {ATTENTION: "attention", HYBRID: "hybrid", FLOOR: f"`{FLOOR}`", NO_BLOCK: "no block"}
+HEADS = {ATTENTION: "attention", HYBRID: "hybrid", FLOOR: "control", NO_BLOCK: "no block"}
 BETTER, WORSE, NO_BETTER = "▲", "▼", "○"
 LANGUAGE = {"pom+local": "pom (1:1 local)"}  # names of language.json and of recall.json as a recipe has them
 RECALL = {
