@@ -152,6 +152,7 @@ MORE = [  # settings that the cases of all mixers leave out
     ("hyena", {"order": 3, "length": 100, "filter_width": 7, "filter_depth": 3, "emb_dim": 5}),
     ("hyena", {"filter": "explicit", "length": 64}), ("hyena", {"filter": "explicit", "length": 65, "order": 4}),
     ("poly_sa", {"grid": (6, 8), "head_mixing": "depthwise"}), ("knn", {"aggregate": "mean"}), ("softmax", {"heads": 2}),
+    ("power", {"heads": 4, "degree": 4, "gate": True}),
 ]  # fmt: skip
 # Sums of maps, other structures, denominators: the formula is of PADRe's default maps, and says so.
 OTHER_MAPS = {"padre-1d", "padre-structures", "padre-tied", "padre-rational", "padre-basis", "padre-toeplitz"}

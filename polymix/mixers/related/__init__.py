@@ -18,6 +18,7 @@ from polymix.mixers.related.local import LocalConfig, LocalMixer, LocalState
 from polymix.mixers.related.mamba import MambaConfig, MambaMixer, MambaState
 from polymix.mixers.related.non_local import NonLocalConfig, NonLocalMixer
 from polymix.mixers.related.performer import PerformerConfig, PerformerMixer
+from polymix.mixers.related.power import PowerConfig, PowerMixer
 from polymix.mixers.related.prodpoly import ProdPolyConfig, ProdPolyMixer
 from polymix.mixers.related.relu_linear import ReluLinearConfig, ReluLinearMixer
 from polymix.mixers.related.se import SeConfig, SeMixer
@@ -31,7 +32,7 @@ __all__ = [
     "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
     "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer",
     "LocalConfig", "LocalMixer", "LocalState", "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig",
-    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "ProdPolyConfig", "ProdPolyMixer", "ReluLinearConfig",
-    "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig",
-    "XcaMixer",
+    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "PowerConfig", "PowerMixer", "ProdPolyConfig",
+    "ProdPolyMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer",
+    "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
 ]  # fmt: skip
