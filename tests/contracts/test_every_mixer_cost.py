@@ -233,8 +233,8 @@ MORE_THAN_LINEAR |= {
     "padre-basis",
     "padre-toeplitz",
 }  # a Fourier transform: N log N
-# A part that does not grow: an MLP on the pooled token (se, gc), messages among the latent nodes.
-WITH_A_CONSTANT = {"se", "se-effective", "gc", "gc-add", "latent_gnn", "latent_gnn-learned"}
+# A part that does not grow: an MLP on the pooled token (se, gc), messages among the latent nodes, a product of moments.
+WITH_A_CONSTANT = {"se", "se-effective", "gc", "gc-add", "latent_gnn", "latent_gnn-learned", "hla"}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in MORE_THAN_LINEAR])

@@ -37,9 +37,10 @@ FORMS = {
     "xca": {"heads": 2}, "performer": {"heads": 2, "features": 5}, "performer-relu": {"heads": 3, "kernel": "relu"},
     "additive": {}, "additive-ones": {"weights": "ones"}, "power": {"heads": 2}, "power-4": {"heads": 3, "degree": 4},
     "power-3": {"heads": 2, "degree": 3, "normalize": False}, "power-gate": {"heads": 3, "gate": True},
+    "hla": {"heads": 2},
 }  # fmt: skip
-CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "power")]
-CROSS = [*(key for key in CAUSAL if key != "power-gate"), "efficient", "efficient-reduced", "sima"]
+CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "power", "hla")]
+CROSS = [*(key for key in CAUSAL if key not in ("power-gate", "hla")), "efficient", "efficient-reduced", "sima"]
 MASKED = [key for key in FORMS if key != "focused-sr"]
 
 
@@ -208,6 +209,14 @@ def power(mixer, m, x, context, see):
     if not mixer.config.normalize:
         return join(m, top / count)
     return join(m, top / (weighted(similarity, torch.ones_like(v[..., :1]), see) + 1e-6 * count))
+
+
+def hla(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    a = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 * see[:, None]
+    real = see[:, None].to(x.dtype)
+    pairs = weighted(real @ real.transpose(-1, -2), torch.ones_like(v[..., :1]), see)
+    return join(m, weighted(a @ a.transpose(-1, -2), v, see) / pairs.clamp_min(1))
 
 
 def additive(mixer, m, x, context, see):

@@ -12,7 +12,7 @@ from tests.mixers.related.attention import CAUSAL, FORMS, PAD, make
 
 DECLARED = {key: Polynomial() for key in FORMS} | {
     "linear-3": Polynomial(3), "castling-3": Polynomial(3), "power-3": Polynomial(7), "power": Polynomial(rational=(9, 8)),
-    "power-4": Polynomial(rational=(25, 24)),
+    "power-4": Polynomial(rational=(25, 24)), "hla": Polynomial(5),
 }  # fmt: skip
 
 
@@ -63,11 +63,11 @@ def test_declared_polynomial(key):
 
 def test_homogeneity_is_declared_where_it_holds():
     x = tokens(1, 12, 12)
-    for key, degree in (("linear-3", True), ("castling-3", False)):
+    for key, degree, holds in (("linear-3", 3, True), ("castling-3", 3, False), ("power-3", 7, True), ("hla", 5, True)):
         mixer = make(key, bias=False)
-        assert mixer.polynomial == Polynomial(3, homogeneous=degree)
-        gap = (mixer(1.7 * x) - 1.7**3 * mixer(x)).abs().max()
-        assert (gap < 1e-9) == degree
+        assert mixer.polynomial == Polynomial(degree, homogeneous=holds)
+        gap = (mixer(1.7 * x) - 1.7**degree * mixer(x)).abs().max()
+        assert (gap < 1e-9) == holds
 
 
 @pytest.mark.parametrize("key", ["sima-class", "castling-sparse", "focused-sr", "focused-p", "relu_linear-prefix",
