@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.shared.causal_sums import causal_sums, chunk_size, first_tokens, hide, in_chunks
+from polymix.ops.shared.symmetric import symmetric_power
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 GUARD = 1e-3  # the denominator is at least GUARD times the number of tokens seen
@@ -47,9 +48,7 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
     x = x * d**-0.25
     parts = [one, x]
     if order == 2:
-        row, column = torch.triu_indices(d, d, device=x.device)
-        weight = torch.ones_like(row, dtype=x.dtype).masked_fill(row == column, 0.5**0.5)
-        parts.append(x[..., row] * x[..., column] * weight)  # x_i²/√2 once, x_i x_j for i < j
+        parts.append(symmetric_power(x * 0.5**0.25, 2))  # x_i²/√2 once, x_i x_j for i < j
     return torch.cat(parts[: order + 1], dim=-1)
 
 
