@@ -39,6 +39,10 @@ class LinearState(NamedTuple):
     moments: Tensor  # Σ_j φ(k_j) ⊗ [v_j, 1], (B, heads, F, d + 1); without the 1 if normalize is off
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
+    def merge(self, later: LinearState, carry: Tensor | None = None) -> LinearState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return LinearState(self.moments + later.moments, self.count + later.count)
+
 
 def _finish(weighted: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool) -> Tensor:
     """Turn sums over the keys into the output; `seen` is the number of keys that each query sees."""
@@ -77,12 +81,35 @@ def linear_attention(
         (B, h, M, d) in the dtype of v; zeros for samples without real keys. Sums are kept in float32 or wider.
         Cost: (M + N) F (d + 1) multiply-adds per head, or (M + N) F d without `normalize`.
     """
+    moments, seen = _moments(k, v, mask, normalize), seen_by_all(k, mask)
+    return _ask(q, moments, seen, normalize, scale, eps, relative).to(v.dtype)
+
+
+def _moments(k: Tensor, v: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     dtype = accumulator(v.dtype)
-    with without_autocast(q.device):
+    with without_autocast(k.device):
         values = v.to(dtype)
         values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
-        weighted = q.to(dtype) @ (hide(k.to(dtype), mask).transpose(-1, -2) @ values)
-        return _finish(weighted, seen_by_all(k, mask), normalize, scale, eps, relative).to(v.dtype)
+        return hide(k.to(dtype), mask).transpose(-1, -2) @ values
+
+
+def _ask(
+    q: Tensor, moments: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool
+) -> Tensor:
+    with without_autocast(q.device):
+        return _finish(q.to(moments.dtype) @ moments, seen, normalize, scale, eps, relative)
+
+
+def linear_pool(k: Tensor, v: Tensor, *, mask: Tensor | None = None, normalize: bool = True) -> LinearState:
+    """What `linear_attention` needs of its keys and values; arguments as there."""
+    return LinearState(_moments(k, v, mask, normalize), seen_by_all(k, mask).flatten().expand(k.shape[0]).clone())
+
+
+def linear_read(
+    q: Tensor, state: LinearState, *, normalize: bool = True, scale: float | None = None, eps: float = 1e-6
+) -> Tensor:
+    """What `linear_attention` gives to queries that see all tokens of `state`, in the dtype of the state."""
+    return _ask(q, state.moments, state.count[:, None, None, None], normalize, scale, eps, True)
 
 
 def linear_causal(
