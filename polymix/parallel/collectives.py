@@ -1,0 +1,116 @@
+"""Collectives with gradients, in which every process always takes part: one that skips a step leaves others waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polymix.errors import ParallelError
+
+_TEXT = 400  # bytes of an error that the other processes repeat
+
+
+class Processes:
+    """The processes that share a sequence. `sent` counts the bytes that this one sends to others."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size, self.sent = group, dist.get_rank(group), dist.get_world_size(group), 0
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Run a collective. ParallelError, which names this process, where another is gone or does not come."""
+        try:
+            work()
+        except RuntimeError as error:
+            got = f"process {self.rank} of {self.size} waited in vain: {str(error).splitlines()[0]}"
+            cure = "Look at the others: one has ended, is slower than the group's timeout, or made other calls."
+            raise ParallelError("process group", got, "all processes in the same calls", cure) from error
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """x of each process, without gradients; the same shape everywhere."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self.sent += (self.size - 1) * x.nbytes
+        self.run(lambda: dist.all_gather(parts, x.contiguous(), group=self.group))
+        return parts
+
+    def agree(self, numbers: Sequence[int], error: Exception | None, device: torch.device) -> list[list[int]]:
+        """The numbers of each process, in order. Where one has an error, all raise: it its own, they ParallelError."""
+        text = (b"" if error is None else f"{type(error).__name__}: {error}".encode())[:_TEXT].ljust(_TEXT, b"\0")
+        row = torch.tensor([error is not None, *numbers, *text], dtype=torch.int64, device=device)
+        rows = [part.tolist() for part in self.all_gather(row)]
+        if error is not None:
+            raise error
+        for rank, other in enumerate(rows):
+            if other[0]:
+                message = bytes(other[1 + len(numbers) :]).rstrip(b"\0").decode(errors="replace")
+                raise ParallelError("process group", f"process {rank} of {self.size} failed: {message}",
+                                    "a call that all can make", "")  # fmt: skip
+        return [other[1 : 1 + len(numbers)] for other in rows]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x of each process, (P, …)."""
+        y: Tensor = _Gather.apply(self, x)
+        return y
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of x over the processes."""
+        y: Tensor = _Sum.apply(self, x)
+        return y
+
+    def exchange(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """Send send[p] rows of x to process p, in order, and return the receive[p] rows of each."""
+        y: Tensor = _Exchange.apply(self, x, list(send), list(receive))
+        return y
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, processes: Processes, x: Tensor) -> Tensor:
+        ctx.processes = processes
+        return _reduced(processes, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, _reduced(ctx.processes, grad)
+
+
+def _reduced(processes: Processes, x: Tensor) -> Tensor:
+    x = x.contiguous().clone()
+    processes.sent += 2 * (processes.size - 1) * x.nbytes // processes.size  # of a ring
+    processes.run(lambda: dist.all_reduce(x, group=processes.group))
+    return x
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, processes: Processes, x: Tensor) -> Tensor:
+        ctx.processes = processes
+        return torch.stack(processes.all_gather(x.contiguous()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        """What every process has for this one's x, added up."""
+        ones = [1] * ctx.processes.size
+        return None, _exchanged(ctx.processes, grad, ones, ones).sum(0)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, processes: Processes, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        ctx.processes, ctx.send, ctx.receive = processes, send, receive
+        return _exchanged(processes, x, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
+        return None, _exchanged(ctx.processes, grad, ctx.receive, ctx.send), None, None
+
+
+def _exchanged(processes: Processes, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    y = x.new_empty(sum(receive), *x.shape[1:])
+    away = sum(send) - send[processes.rank]
+    processes.sent += away * x[:1].numel() * x.element_size() if len(x) else 0
+    processes.run(lambda: dist.all_to_all_single(y, x.contiguous(), receive, send, group=processes.group))
+    return y
