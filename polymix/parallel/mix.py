@@ -168,7 +168,7 @@ class Whole:
         merged = None
         for place, (state, carry) in enumerate(summaries):
             if place >= count:
-                blank = getattr(type(state), "blank", (0,) * len(state))
+                blank = state.blank() if hasattr(state, "blank") else (0,) * len(state)
                 state = type(state)(*(_blanked(f, value) for f, value in zip(state, blank, strict=True)))
                 carry = None if carry is None else _blanked(carry, 1.0)
             summary = Summary(state, carry)

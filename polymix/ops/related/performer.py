@@ -29,7 +29,11 @@ class PerformerState(NamedTuple):
 
     top: Tensor  # (B, heads, m), in float32 or wider
     sums: Tensor  # (B, heads, m, d + 1)
-    blank = (LOG_ZERO, 0.0)  # of no tokens
+
+    @staticmethod
+    def blank() -> tuple[float, float]:
+        """The entries of the state of no tokens."""
+        return LOG_ZERO, 0.0
 
     def merge(self, later: PerformerState, carry: Tensor | None = None) -> PerformerState:
         """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
