@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 from polymix import create_mixer
 from polymix.errors import CapabilityError, ParallelError, ShapeError
-from polymix.parallel import parallelize, shard
+from polymix.parallel import SequenceParallel, parallelize, shard
 from tests.processes import fork, statuses
 
 DIM, ROWS = 12, 2
@@ -97,7 +98,8 @@ def work(rank, world, port, out):
                 report[key] = errors_of(case, causal, lengths, order, padded and not unpadded, mesh)
     places_here = shard(torch.arange(24)[None], mesh.get_group(), order="head_tail")[0].tolist()
     report["shard"] = float(places_here != places([24 // world] * world, "head_tail", rank))
-    mixer = parallelize(create_mixer("pom", DIM), mesh)
+    model = torch.nn.ModuleDict({"attn": create_mixer("pom", DIM)})
+    mixer = parallelize_module(model, mesh["cp"], {"at*": SequenceParallel()})["attn"]
     try:
         mixer(torch.randn(ROWS, 3, DIM + (rank == 1)))
     except (ShapeError, ParallelError) as error:
