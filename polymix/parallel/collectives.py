@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from polymix.errors import ParallelError
 
+FAILED = "polymix/failed"  # the key of a process's error in the store of all
+GRACE = 3.0  # seconds that a process waits for others to say that they wait, too
 _TEXT = 400  # bytes of an error that the other processes repeat
 
 
@@ -29,9 +34,27 @@ class Processes:
         try:
             work()
         except RuntimeError as error:
-            got = f"process {self.rank} of {self.size} waited in vain: {str(error).splitlines()[0]}"
-            cure = "Look at the others: one has ended, is slower than the group's timeout, or made other calls."
+            got = f"process {self.rank} of {self.size} waited in vain: {self._absent()} ({str(error).splitlines()[0]})"
+            cure = "Look at that process: it has ended, is slower than the group's timeout, or made other calls."
             raise ParallelError("process group", got, "all processes in the same calls", cure) from error
+
+    def _absent(self) -> str:
+        """What is known of the others: the error that one left in the store, or which of them do not wait, too."""
+        ranks = dist.get_process_group_ranks(self.group)
+        waits = f"polymix/waits/{ranks}/"
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"{waits}{self.rank}", "")
+            end = time.monotonic() + GRACE
+            absent = [r for r in range(self.size) if r != self.rank]
+            while absent and not store.check([FAILED]) and time.monotonic() < end:
+                time.sleep(0.02)
+                absent = [r for r in absent if not store.check([f"{waits}{r}"])]
+            if store.check([FAILED]):
+                return str(store.get(FAILED).decode(errors="replace"))
+        except RuntimeError:  # the store lives in the first process of all
+            return "the process that holds the store, of rank 0, is gone"
+        return f"process {', '.join(map(str, absent))} did not come" if absent else "no process of them got through"
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """x of each process, without gradients; the same shape everywhere."""
@@ -74,6 +97,24 @@ class Processes:
         """Send send[p] rows of x to process p, in order, and return the receive[p] rows of each."""
         y: Tensor = _Exchange.apply(self, x, list(send), list(receive))
         return y
+
+
+@contextmanager
+def guard(group: dist.ProcessGroup | DeviceMesh) -> Iterator[None]:
+    """Within it, an error in one process ends all of them within seconds: the others raise ParallelError, which says
+    which process failed, and how. Put it around a whole training."""
+    try:
+        yield
+    except ParallelError:
+        raise
+    except Exception as error:
+        own = group.get_group() if isinstance(group, DeviceMesh) else group
+        text = f"process {dist.get_rank(own)} of {dist.get_world_size(own)} failed: {type(error).__name__}: {error}"
+        with suppress(RuntimeError):  # the store may be gone
+            dist.distributed_c10d._get_default_store().set(FAILED, text[:_TEXT])
+        if dist.get_rank() == 0:  # which may hold the store: the others read it first
+            time.sleep(GRACE)
+        raise
 
 
 class _Sum(torch.autograd.Function):
