@@ -19,7 +19,7 @@ from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.linear_attention import LinearState
-from polymix.ops.related.power import power_attention, power_causal
+from polymix.ops.related.power import power_attention, power_causal, power_pool, power_read
 from polymix.ops.shared.symmetric import symmetric_size
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
@@ -57,7 +57,9 @@ class PowerMixer(HeadsMixer):
     """
 
     name = "power"
-    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, sequence="sum"
+    )
     config: PowerConfig
 
     def __init__(self, config: PowerConfig, dim: int, **kw: Any) -> None:
@@ -68,7 +70,7 @@ class PowerMixer(HeadsMixer):
         self.gate = Dense(dim, self.heads, **kw) if config.gate else None
         if self.gate is not None:
             nn.init.constant_(self.gate.bias, REMEMBERED)  # type: ignore[arg-type]
-            self.capabilities = replace(type(self).capabilities, cross=False)
+            self.capabilities = replace(type(self).capabilities, cross=False, sequence=None)
         d = dim // self.heads
         spread = _moment(2 * config.degree, d) ** 0.5 / (_moment(config.degree, d) if config.normalize else 1) / 14
         init_(self.proj.weight, dim, INIT_STD / spread)  # for a mean of 196 values, weighted or not
@@ -100,6 +102,12 @@ class PowerMixer(HeadsMixer):
         if causal:
             return power_causal(q, k, v, mask=mask, state=state, **self._options)
         return power_attention(q, k, v, mask=mask, impl=self.config.impl, **self._options), None
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> LinearState:
+        return power_pool(k, v, self.config.degree, mask=mask, normalize=self.config.normalize)
+
+    def ask(self, q: Tensor, state: LinearState) -> Tensor:
+        return power_read(q, state, **self._options)
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
 from polymix.ops.operator import Operator
 from polymix.ops.pom import blocked, eager, native
-from polymix.ops.pom.decay import BLOCK, decayed_mean
+from polymix.ops.pom.decay import BLOCK, decay_over, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
 from polymix.ops.shared.activations import ACTIVATIONS
 from polymix.ops.shared.blocks import slower_in_order, slower_than_pytorch
@@ -199,6 +199,37 @@ def pom_chunk(
     return eager.gate_totals(x, weights, options, total, count, position, apply), after
 
 
+def pom_summary(
+    x: Tensor, weights: PomWeights, options: PomOptions, *, mask: Tensor | None = None, position: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[PomState, Tensor | None]:  # fmt: skip
+    """The state after the tokens of x alone, without their outputs; with decay, also what they leave of earlier sums.
+
+    Args:
+        x, weights, options, mask, impl: see `pom_chunk`.
+        position: (N), (B, N) or (N, 2), of the tokens in the whole sequence; None without rotary positions.
+    """
+    if weights.times is not None:
+        terms = _terms(x, weights, options, mask, None, "eager").values()
+        state = decayed_mean(terms, weights.times, mask, None)[1]
+        count = x.shape[1] if mask is None else mask.sum(1, keepdim=True)
+        return state, decay_over(weights.times, count, x.shape[0], state.total.dtype)
+    return eager.after(_terms(x, weights, options, mask, position, _impl_of_sums(x, weights, impl)), None), None
+
+
+def pom_read(
+    x: Tensor, state: PomState, weights: PomWeights, options: PomOptions, *, position: Tensor | None = None
+) -> Tensor:
+    """The output for queries x (B, N, D) that see all tokens of `state`; arguments as in `pom_summary`."""
+    return eager.gate_totals(x, weights, options, state.total[:, None], state.count[:, None], position)
+
+
+def _impl_of_sums(x: Tensor, weights: PomWeights, impl: str) -> str:
+    unsupported = dict.fromkeys(("native", "blocked"), "computes outputs as well")
+    named = impl if impl in ("eager", "triton") else "auto"  # the sums have no other implementation
+    return choose("pom", named, (x, *_tensors(weights)), {"triton": None, **unsupported})
+
+
 def _obstacle(plain: bool, weights: PomWeights, causal: int) -> str | None:
     """Why the C kernels of whole sequences and chunks cannot take a call, or None if they can. `plain`: see _PLAIN."""
     if not plain:
@@ -252,4 +283,5 @@ def _tensors(weights: PomWeights) -> tuple[Tensor | None, ...]:
     return (*weights.poly, *weights.gate, *weights.proj, weights.alpha, weights.times)
 
 
-__all__ = ["BLOCK", "PomOptions", "PomState", "PomWeights", "linear_powers", "pom", "pom_chunk", "pom_pool", "pom_scan"]
+__all__ = ["BLOCK", "PomOptions", "PomState", "PomWeights", "linear_powers", "pom", "pom_chunk", "pom_pool", "pom_read",
+           "pom_scan", "pom_summary"]  # fmt: skip

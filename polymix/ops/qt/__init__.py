@@ -169,6 +169,31 @@ def _attend(
         return eager.quotient(weighted, eager.least(seen_by_all(k, mask), weighted.dtype)).to(q.dtype)
 
 
+def qt_summary(
+    k: Tensor, v: Tensor, *, form: str, order: int = 2, scale: Tensor | None = None, mask: Tensor | None = None,
+    impl: str = "auto",
+) -> QtState:  # fmt: skip
+    """What `qt_attention` needs of its keys and values; arguments as there."""
+    with without_autocast(k.device):
+        moments = qt_moments(k, v, scale, mask, form, order, impl=_impl_of_heads(k, v, scale, impl))
+    return QtState(moments, seen_by_all(k, mask).flatten().expand(k.shape[0]).clone())
+
+
+def qt_read(
+    q: Tensor, state: QtState, *, form: str, order: int = 2, scale: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    """What `qt_attention` gives to queries that see all tokens of `state`; arguments as there."""
+    with without_autocast(q.device):
+        weighted = qt_query(q, state.moments, scale, form, order, impl=_impl_of_heads(q, q, scale, impl))
+        return eager.quotient(weighted, eager.least(state.count[:, None, None, None], weighted.dtype)).to(q.dtype)
+
+
+def _impl_of_heads(q: Tensor, v: Tensor, scale: Tensor | None, impl: str) -> str:
+    named = impl if impl in ("eager", "triton") else "auto"  # the sums have no other implementation
+    unsupported = {**_PROJECTING, "triton": _WIDTH_LIMIT if q.shape[-1] > MAX_WIDTH else None}
+    return choose("qt", named, (q, v, scale), unsupported)
+
+
 def qt_chunk(
     x: Tensor,
     state: QtState | None,
@@ -267,5 +292,5 @@ def _too_wide(dim: int, options: QtOptions) -> str | None:
 
 __all__ = [
     "GUARD", "QtOptions", "QtState", "QtWeights", "feature_size", "qt", "qt_attention", "qt_causal", "qt_chunk",
-    "qt_continue", "qt_moments", "qt_pool", "qt_query", "qt_spread",
+    "qt_continue", "qt_moments", "qt_pool", "qt_query", "qt_read", "qt_spread", "qt_summary",
 ]  # fmt: skip

@@ -21,6 +21,10 @@ class QtState(NamedTuple):
     moments: Tensor  # (B, heads, F, d + 1), in float32 or wider
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
+    def merge(self, later: QtState, carry: Tensor | None = None) -> QtState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return QtState(self.moments + later.moments, self.count + later.count)
+
 
 def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = None) -> Tensor:
     """Compute the features φ(x) with ⟨φ(q), φ(k)⟩ = similarity(q, k).

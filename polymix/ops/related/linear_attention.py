@@ -42,6 +42,10 @@ class LinearState(NamedTuple):
     moments: Tensor  # Σ_j φ(k_j) ⊗ [v_j, 1], (B, heads, F, d + 1); without the 1 if normalize is off
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64; with gates (B, heads)
 
+    def merge(self, later: LinearState, carry: Tensor | None = None) -> LinearState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return LinearState(self.moments + later.moments, self.count + later.count)
+
 
 def _finish(weighted: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool) -> Tensor:
     """Turn sums over the keys into the output; `seen` is the number of keys that each query sees."""
@@ -85,16 +89,48 @@ def linear_attention(
         Cost: (M + N) F (d + 1) multiply-adds per head, or (M + N) F d without `normalize`. With `similarity`,
         M N (d + 1) and its own.
     """
+    seen = seen_by_all(k, mask)
+    if similarity is None:
+        moments = _moments(k, v, mask, normalize, feature_map)
+        return _ask(feature_map(q.to(moments.dtype)), moments, seen, normalize, scale, eps, relative).to(v.dtype)
     dtype = accumulator(v.dtype)
     with without_autocast(q.device):
-        values = v.to(dtype)
-        values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
-        q, k_ = q.to(dtype), hide(k.to(dtype), mask)
-        if similarity is None:
-            weighted = feature_map(q) @ (feature_map(k_).transpose(-1, -2) @ values)
-        else:
-            weighted = similarity(q, k_) @ values
-        return _finish(weighted, seen_by_all(k, mask), normalize, scale, eps, relative).to(v.dtype)
+        weighted = similarity(q.to(dtype), hide(k.to(dtype), mask)) @ _values(v, mask, normalize)
+        return _finish(weighted, seen, normalize, scale, eps, relative).to(v.dtype)
+
+
+def _values(v: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+    """[v, 1], or v without `normalize`; zeros for hidden tokens."""
+    v = v.to(accumulator(v.dtype))
+    return hide(F.pad(v, (0, 1), value=1.0) if normalize else v, mask)
+
+
+def _moments(k: Tensor, v: Tensor, mask: Tensor | None, normalize: bool, feature_map: FeatureMap) -> Tensor:
+    with without_autocast(k.device):
+        values = _values(v, mask, normalize)
+        return feature_map(hide(k.to(values.dtype), mask)).mT @ values
+
+
+def _ask(
+    q: Tensor, moments: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool
+) -> Tensor:
+    with without_autocast(q.device):
+        return _finish(q.to(moments.dtype) @ moments, seen, normalize, scale, eps, relative)
+
+
+def linear_pool(
+    k: Tensor, v: Tensor, *, mask: Tensor | None = None, normalize: bool = True, feature_map: FeatureMap = identity
+) -> LinearState:
+    """What `linear_attention` needs of its keys and values; arguments as there."""
+    moments = _moments(k, v, mask, normalize, feature_map)
+    return LinearState(moments, seen_by_all(k, mask).flatten().expand(k.shape[0]).clone())
+
+
+def linear_read(
+    q: Tensor, state: LinearState, *, normalize: bool = True, scale: float | None = None, eps: float = 1e-6
+) -> Tensor:
+    """What `linear_attention` gives to queries, as features, that see all tokens of `state`, in the state's dtype."""
+    return _ask(q, state.moments, state.count[:, None, None, None], normalize, scale, eps, True)
 
 
 def linear_causal(
@@ -126,9 +162,8 @@ def linear_causal(
     dtype, n = accumulator(v.dtype), q.shape[2]
     size, before = chunk_size(n), None if state is None else state.count
     with without_autocast(q.device):
-        values = v.to(dtype)
-        values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
-        queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), hide(k.to(dtype), mask), values))
+        parts = (q.to(dtype), hide(k.to(dtype), mask), _values(v, mask, normalize))
+        queries, keys, values = (in_chunks(part, size) for part in parts)
         inside = None if similarity is None else similarity(queries, keys)
         start, features = None if state is None else state.moments, (feature_map(queries), feature_map(keys))
         if log_gates is None:

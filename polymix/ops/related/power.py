@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.related.linear_attention import (
+    LinearState,
+    linear_attention,
+    linear_causal,
+    linear_pool,
+    linear_read,
+)
 from polymix.ops.shared.symmetric import symmetric_power, symmetric_size
 from polymix.ops.shared.tensors import accumulator
 
@@ -45,6 +51,17 @@ def power_causal(
         _scaled(q), _scaled(k), v, mask=mask, state=state, log_gates=log_gates,
         feature_map=partial(symmetric_power, degree=degree), similarity=partial(_power, degree=degree), **options,
     )  # fmt: skip
+
+
+def power_pool(k: Tensor, v: Tensor, degree: int, *, mask: Tensor | None = None, normalize: bool = True) -> LinearState:
+    """What `power_attention` needs of its keys and values; arguments as there."""
+    features = partial(symmetric_power, degree=degree)
+    return linear_pool(_scaled(k), v, mask=mask, normalize=normalize, feature_map=features)
+
+
+def power_read(q: Tensor, state: LinearState, degree: int, **options: Any) -> Tensor:
+    """What `power_attention` gives to queries that see all tokens of `state`, in the dtype of the state."""
+    return linear_read(symmetric_power(_scaled(q), degree), state, **options)
 
 
 def _power(q: Tensor, k: Tensor, degree: int) -> Tensor:
