@@ -29,7 +29,7 @@ from polymix.train.task import WEIGHTS, Process, Task, silent
 PREDICTIONS = "predictions.json"
 # Options of where and from what a model was trained, which say nothing of the machine that loads it.
 PLACE: Mapping[str, Any] = {
-    "init": None, "device": "cpu", "strategy": "auto", "precision": "float32", "logger": None,
+    "init": None, "device": "cpu", "strategy": "auto", "sequence_parallel": 1, "precision": "float32", "logger": None,
 }  # fmt: skip
 
 
