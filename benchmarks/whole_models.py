@@ -39,9 +39,10 @@ import transformers
 ATTENTION = "attention"
 DEIT = ("padre", "pom", "qt", "poly_nl", "poly_sa", "linear_floor")
 GPT2 = ("pom", "qt", "padre")
+ALL_LOGITS = " all logits"  # of language models; else only those of the last token, as generation takes of a prompt
 CASES = {f"deit_tiny-{size}": ("deit_tiny", size, DEIT) for size in (224, 512, 1024)} | {
     f"gpt2-{tokens}-{mixer}": ("gpt2", tokens, (mixer,)) for tokens in (1024, 4096) for mixer in GPT2
-}
+} | {f"gpt2-4096-{mixer}-logits": ("gpt2" + ALL_LOGITS, 4096, (mixer,)) for mixer in GPT2}  # fmt: skip
 SECONDS = 30.0  # of all timed rounds of a piece
 
 
@@ -56,7 +57,12 @@ def gpt2(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     return model, inputs, f"{tokens:,} tokens", tokens
 
 
-MODELS = {"deit_tiny": deit_tiny, "gpt2": gpt2}
+def gpt2_all_logits(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
+    model, inputs, told, tokens = gpt2(tokens)
+    return model, inputs | {"logits_to_keep": 0}, f"{told},{ALL_LOGITS}", tokens
+
+
+MODELS = {"deit_tiny": deit_tiny, "gpt2": gpt2, "gpt2" + ALL_LOGITS: gpt2_all_logits}
 
 
 @torch.inference_mode()
@@ -81,10 +87,10 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
         ops = products_of(polymix.convert(model, "softmax", copy=True).model.eval() if mixer == ATTENTION else part,
                           inputs)  # fmt: skip
         rows.append({
-            "model": name, "input": told, "tokens": tokens, "mixer": mixer, "plain": plain, "optimized": optimized,
+            "model": name.removesuffix(ALL_LOGITS), "input": told, "tokens": tokens, "mixer": mixer,
+            "plain": plain, "optimized": optimized,
             "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
-            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]),
-            "plain_parts": parts_of(calls[mixer, "plain"]), "clock": "wall",
+            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]), "clock": "wall",
         })  # fmt: skip
         both = times[ATTENTION, "optimized"] / optimized
         print(f"{name}, {told}, {mixer}: {times[ATTENTION, 'plain'] / plain:.2f} × attention; optimized "

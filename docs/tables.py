@@ -20,6 +20,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS))
 
 from _tables import (  # noqa: E402
+    busy,
     context,
     distil,
     domains,
@@ -42,7 +43,7 @@ PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table
 PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **options.TABLES, **results.TABLES,
     **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
-    **search.TABLES, **gpu.TABLES, **scaling.TABLES,
+    **search.TABLES, **gpu.TABLES, **scaling.TABLES, **busy.TABLES,
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what th
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests of Ctrl-C, and the processes that they start
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
+THRESHOLDS = {name: getattr(dispatch, name) for name in ("MIN_TOKENS", "MIN_TOKENS_TO_TRAIN", "MIN_TOKENS_IN_A_GRAPH")}
 MATPLOTLIB = find_spec("matplotlib") is not None
 
 
@@ -52,6 +53,13 @@ def _blocks_for_few_tokens(monkeypatch):
     monkeypatch.setattr(dispatch, "MIN_TOKENS", dict.fromkeys(dispatch.MIN_TOKENS, 0))
     monkeypatch.setattr(dispatch, "MIN_TOKENS_TO_TRAIN", {})
     monkeypatch.setattr(dispatch, "MIN_TOKENS_IN_A_GRAPH", {})
+
+
+@pytest.fixture
+def real_thresholds(_blocks_for_few_tokens, monkeypatch):
+    """The numbers of tokens from which "auto" takes kernels, as in programs and in processes that a test starts."""
+    for name, values in THRESHOLDS.items():
+        monkeypatch.setattr(dispatch, name, values)
 
 
 @functools.cache

@@ -9,9 +9,10 @@ import torch
 
 import polymix
 from polymix.cli import main
-from polymix.cli.shared import cores, thread_count
+from polymix.cli.shared import thread_count
 from polymix.errors import UnknownNameError, UnknownOptionError
 from polymix.mixers.spec import parse_mixer
+from polymix.threads import cores
 
 
 @pytest.mark.parametrize(("stated", "count"), [("1", 1), ("3", 3), ("4,2", 4), ("", None), ("many", None), ("0", None)])

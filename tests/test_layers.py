@@ -32,7 +32,7 @@ TRITON = {
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
 # To the left of ops, in this order.
 FOR_ALL = {
-    "numbers": -5, "errors": -4, "torchvision_operators": -4, "options": -3, "extras": -3, "files": -3, "results": -2,
+    "numbers": -5, "threads": -5, "errors": -4, "torchvision_operators": -4, "options": -3, "extras": -3, "files": -3, "results": -2,
     "devices": -2, "compat": -2, "limits": -1,
 }  # fmt: skip
 SIBLINGS = {("models", "blocks")}  # hosts are made of blocks

@@ -23,7 +23,6 @@ from pretrained_steps.rows import Rows
 from pretrained_steps.texts import padded
 
 ATTENTION, MIXER = "attention", "qt"
-KINDS = ("self", "random")
 MASKED, MASKS, HELD_BACK, SHORTEST = (
     0.15,
     8,
@@ -64,12 +63,14 @@ class Host(NamedTuple):
         return [[signs.cls_token_id, *map(self.vocabulary.index, text), signs.sep_token_id] for text in self.real]
 
 
-def built(folder: Path, name: str, family: str) -> nn.Module:
-    """The masked model of a folder with config.json and pytorch_model.bin, of which tensors alone are read."""
+def built(folder: Path, name: str, family: str, head: str = "ForMaskedLM") -> nn.Module:
+    """The model of a folder with config.json and pytorch_model.bin, of which tensors alone are read."""
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**json.loads((folder / name / "config.json").read_text()))
-    model = getattr(transformers, f"{family}ForMaskedLM")(config)
+    settings = json.loads((folder / name / "config.json").read_text())
+    unlike = {"id2label", "label2id"} if "num_labels" in settings else set()  # an older form that names two of them
+    config = getattr(transformers, f"{family}Config")(**{key: settings[key] for key in {*settings} - unlike})
+    model = getattr(transformers, f"{family}{head}")(config)
     weights = torch.load(folder / name / "pytorch_model.bin", map_location="cpu", weights_only=True)
     missing = [key for key in model.load_state_dict(weights, strict=False).missing_keys if "position_ids" not in key]
     tied = {"cls.predictions.decoder.bias", "predictions.decoder.bias"}
@@ -170,12 +171,28 @@ def plans(host: Host) -> dict[str, Any]:
     }
 
 
+def drawn(host: Host, name: str, given: argparse.Namespace, kind: str = "") -> list[dict[str, Tensor]]:
+    """Texts of a kind to train on, or, without one, others that the model draws, with the tokens it predicts."""
+    options = {"batch_size": host.batch, "tokens": host.tokens, "rounds": ROUNDS, "tokenizer": host.tokenizer}
+    data = Samples(kind=kind, batches=DRAWN, **options) if kind else Samples(batches=HELD_BACK, **options)
+    file = given.folder / f"{f'samples-{name}-{kind}' if kind else f'held-out-{name}'}-{given.seed}.ckpt"
+    return data.draw(host.model, given.seed + (not kind), labels=not kind, file=file)
+
+
+def imitated(report: polymix.ConversionReport, data: Any, given: argparse.Namespace, steps: int) -> dict[str, Any]:
+    """Distil in place, in so many steps of imitation. What a row says of it."""
+    watch = Stopwatch("processor")
+    done = polymix.distill(
+        report, data, imitate_epochs=steps // DRAWN, epochs=given.epochs, imitate_lr=RATE, learning_rate=TUNING_RATE,
+        weight_decay=0.01, seed=given.seed,
+    )  # fmt: skip
+    row = {"epochs": given.epochs, "kept": done.kept, "held_back": done.held_back}
+    return {**row, "imitation": done.imitation[-1], "seconds": round(watch.seconds(), 1)}
+
+
 def run(given: argparse.Namespace) -> None:
     host, packages = HOSTS[given.model](given.folder)
-    options = {"batch_size": host.batch, "tokens": host.tokens, "rounds": ROUNDS, "tokenizer": host.tokenizer}
-    held_out = Samples(batches=HELD_BACK, **options).draw(
-        host.model, given.seed + 1, labels=True, file=given.folder / f"held-out-{given.model}-{given.seed}.ckpt"
-    )
+    held_out = drawn(host, given.model, given)
     sets = {"self": held_out, "real": masked(host)}
     labels = {name: sum(int((batch["labels"] >= 0).sum()) for batch in batches) for name, batches in sets.items()}
     about = {
@@ -188,7 +205,8 @@ def run(given: argparse.Namespace) -> None:
     for name, plan in plans(host).items():
         if given.plans and name not in given.plans.split(","):
             continue
-        for kind, steps in dict.fromkeys((kind if steps else "none", steps) for steps in given.steps for kind in KINDS):
+        kinds = given.kinds.split(",")
+        for kind, steps in dict.fromkeys((kind if steps else "none", steps) for steps in given.steps for kind in kinds):
             key = {"plan": name, "data": kind, "steps": steps, "seed": given.seed}
             if key in rows:
                 continue
@@ -196,14 +214,8 @@ def run(given: argparse.Namespace) -> None:
             report = polymix.convert(host.model, plan, input={"input_ids": held_out[0]["input_ids"]}, copy=True)
             row: dict[str, Any] = {}
             if steps:
-                file = given.folder / f"samples-{given.model}-{kind}-{given.seed}.ckpt"
                 watch = Stopwatch("processor")
-                data = Samples(kind=kind, batches=DRAWN, **options).draw(host.model, given.seed, file=file)
-                row["drawing_seconds"] = round(watch.restart(), 1)
-                done = polymix.distill(
-                    report, data, imitate_epochs=steps // DRAWN, epochs=given.epochs, imitate_lr=RATE,
-                    learning_rate=TUNING_RATE, weight_decay=0.01, seed=given.seed,
-                )  # fmt: skip
-                row |= {"epochs": given.epochs, "kept": done.kept, "held_back": done.held_back}
-                row |= {"imitation": done.imitation[-1], "seconds": round(watch.seconds(), 1)}
+                data = drawn(host, given.model, given, kind)
+                row["drawing_seconds"] = round(watch.seconds(), 1)
+                row |= imitated(report, data, given, steps)
             rows.add({**key, **row, **measured(report.model.eval(), sets)})

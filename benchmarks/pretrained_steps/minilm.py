@@ -28,11 +28,17 @@ BATCH, RATE, DECAY, LONGEST = 16, 6e-3, 0.01, 64
 SENTENCES, MAIL_TESTS, PASSAGES = 512, 500, (2, 12)  # passages of a text, for the probe to learn from and for its test
 LENGTHS, TIMED = (128, 512, 2048), ("qt", "qt in 3 of 6", "linear", "pom", "padre")
 ATTENTION = "attention"
-PLANS: dict[str, dict[str, str]] = {  # by the name of the row
-    "qt": {"plan": "qt"}, "qt in 3 of 6": {"plan": "1:1", "mixer": "qt"}, "linear": {"plan": "linear"},
+LAYER = "encoder.layer.{}.attention"
+PLANS: dict[str, dict[str, Any]] = {  # by the name of the row
+    "qt": {"plan": "qt"}, "qt in 3 of 6": {"plan": "1:1", "mixer": "qt"},
+    "qt in all but layer 1": {"plan": "all-but-first-1", "mixer": "qt"},
+    "qt in layers 2+4+5": {"plan": dict.fromkeys(map(LAYER.format, (1, 3, 4)), "qt")}, "linear": {"plan": "linear"},
     "pom": {"plan": "pom"}, "pom in 3 of 6": {"plan": "1:1", "mixer": "pom"},
     "pom in the first 5": {"plan": "all-but-last-1", "mixer": "pom"}, "padre": {"plan": "padre"},
 }  # fmt: skip
+ALONE: dict[str, dict[str, Any]] = {  # which layer hurts: one at a time, as converted
+    f"qt in layer {at + 1}": {"plan": {LAYER.format(at): "qt"}} for at in range(6)
+}
 
 
 @torch.no_grad()
@@ -50,16 +56,16 @@ def embeddings(model: nn.Module, rows: Sequence[list[int]], size: int = 32) -> T
 
 def agreement(teacher: Tensor, student: Tensor) -> dict[str, float]:
     """Spearman's rank correlation of all pair similarities, neighbours kept, and the mean cosine."""
-    count = len(teacher)
+    count, near = len(teacher), min(10, len(teacher) - 1)
     rows, columns = torch.triu_indices(count, count, 1)
     tables = [each @ each.T for each in (teacher, student)]
     ranks = torch.stack([table[rows, columns].argsort().argsort().double() for table in tables])
-    nearest = [table.fill_diagonal_(-9.0).topk(10).indices for table in tables]
+    nearest = [table.fill_diagonal_(-9.0).topk(near).indices for table in tables]
     shared = sum(len({*ours} & {*theirs}) for ours, theirs in zip(*(each.tolist() for each in nearest), strict=True))
     return {
         "rank_correlation": torch.corrcoef(ranks)[0, 1].item(),
         "same_nearest": (nearest[0][:, 0] == nearest[1][:, 0]).float().mean().item(),
-        "of_10_nearest": shared / (10 * count),
+        "of_10_nearest": shared / (near * count),
         "cosine": (teacher * student).sum(-1).mean().item(),
     }
 
@@ -96,8 +102,10 @@ class Measures:
             torch.save(known, file)
         self.target, self.hits = known["target"], known["hits"]
 
-    def __call__(self, model: nn.Module) -> dict[str, Any]:
+    def __call__(self, model: nn.Module, probed: bool = True) -> dict[str, Any]:
         results: dict[str, Any] = dict(agreement(self.target, embeddings(model, self.test)))
+        if not probed:
+            return results
         for task, theirs in zip(self.probes, self.hits, strict=True):
             results[task.name] = compared(task, hits(task, partial(embeddings, model)), theirs)
         return results
@@ -116,10 +124,13 @@ def probes(tokenizer: Any, brown: Path, corpus: Path) -> list[Probe]:
     return [probe("genres", *parts), probe("spam", rows[MAIL_TESTS:], rows[:MAIL_TESTS])]
 
 
-def recovered(teacher: nn.Module, plan: str, steps: int, train: list[list[int]], measures: Measures, seed: int) -> Any:
+def recovered(
+    teacher: nn.Module, plan: str, steps: int, train: list[list[int]], measures: Measures, given: argparse.Namespace
+) -> dict[str, Any]:
     """Convert a copy, let its mixers imitate for so many steps, and measure it."""
-    torch.manual_seed(seed)
-    report = polymix.convert(teacher, **PLANS[plan], input=padded(train[:8]), copy=True)
+    torch.manual_seed(given.seed)
+    probed = given.probes and plan not in ALONE
+    report = polymix.convert(teacher, **{**PLANS, **ALONE}[plan], input=padded(train[:8]), copy=True)
     row: dict[str, Any] = {"batch": BATCH, "rate": RATE}
     seconds = 0.0
     if steps:
@@ -127,11 +138,11 @@ def recovered(teacher: nn.Module, plan: str, steps: int, train: list[list[int]],
         loader = DataLoader(rows, batch_sampler=SimilarLengths([*map(len, rows)], BATCH), collate_fn=padded)
         watch = Stopwatch("processor")
         done = polymix.distill(
-            report, loader, imitate_epochs=1, epochs=0, imitate_lr=RATE, weight_decay=DECAY, seed=seed
+            report, loader, imitate_epochs=1, epochs=0, imitate_lr=RATE, weight_decay=DECAY, seed=given.seed
         )
         seconds = watch.seconds()
         row |= {"imitation": done.imitation[0], "kept": done.kept}
-    return {**row, "seconds": round(seconds, 1), **measures(report.model.eval())}
+    return {**row, "seconds": round(seconds, 1), **measures(report.model.eval(), probed=probed)}
 
 
 @torch.no_grad()
@@ -162,13 +173,13 @@ def minilm(given: argparse.Namespace) -> None:
     tasks, measures = probes(tokenizer, brown, corpus), None
     counts = {task.name: [len(task.train), len(task.test), int(task.groups.max()) + 1] for task in tasks}
     rows = Rows(given, packages, {"sentences": SENTENCES, "training": len(train), "probes": counts})
-    for plan in (ATTENTION, *(given.plans.split(",") if given.plans else PLANS)):
-        for steps in (0,) if plan == ATTENTION else given.steps:
+    for plan in (ATTENTION, *(given.plans.split(",") if given.plans else (*PLANS, *ALONE))):
+        for steps in (0,) if plan in (ATTENTION, *ALONE) else given.steps:
             key = {"plan": plan, "steps": steps, "seed": given.seed}
             if key not in rows:
                 measures = measures or Measures(teacher, test[:SENTENCES], tasks, given.folder / "minilm-original.pt")
                 row = measures(teacher) if plan == ATTENTION else recovered(
-                    teacher, plan, steps, train, measures, given.seed)  # fmt: skip
+                    teacher, plan, steps, train, measures, given)  # fmt: skip
                 rows.add({**key, **row})
     for length in LENGTHS:
         if {"tokens": length} not in rows:

@@ -33,17 +33,20 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
     "qt in 2 of 4": {"plan": "1:1", "mixer": "qt"}, "qt in 1 of 4": {"plan": "1:3", "mixer": "qt"},
     "linear": {"plan": "linear"}, "pom": {"plan": "pom"}, "padre": {"plan": "padre"},
 }  # fmt: skip
+ALONE: dict[str, dict[str, Any]] = {  # which layer hurts: one at a time, as converted
+    f"qt in layer {at + 1}": {"plan": {f"layers.{at}.self_attn": "qt"}} for at in range(4)
+}  # fmt: skip
 START, SILENT_TIMES, END = 50257, 50362, 50256  # tokens: of a transcript, that no times follow, and its end
 LONGEST_TEXT, SHOWN = 64, 5  # tokens of a transcript; transcripts that a row shows
 HOP, FRAMES = 320, 100  # samples of a state of the encoder; frames of a second
-BATCH, TRAINED_ON, RATE_IMITATING, TUNING, DECAY = 16, 768, 1e-3, 5e-4, 0.01  # of windows; rates
+HEARD, TRAINED_ON, RATE_IMITATING, TUNING, DECAY = 16, 768, 1e-3, 5e-4, 0.01  # windows of a call; rates
 PROMPTS_HEARD, SHORTEST = 60, 1.5  # prompts that are not trained on, and of how many seconds at the least
 NO_SPEECH = ("beep", "tone", "monkeys", "silence", "dictate/pause")
 LONGER, PAUSE, LONGER_TEXT = 60, 0.5, 200  # seconds of a longer window and between its prompts; tokens of a half of it
 SECONDS, TIMED = (30, 60, 120, 300), ("qt", "qt in 2 of 4", "linear", "pom", "padre")
 
 
-def batched(items: Iterable[Sound], size: int = BATCH) -> Iterator[list[Sound]]:
+def batched(items: Iterable[Sound], size: int = HEARD) -> Iterator[list[Sound]]:
     left = iter(items)
     while part := [*islice(left, size)]:
         yield part
@@ -92,26 +95,20 @@ class Ear:
         return self.plain(text).split()
 
     @torch.no_grad()
-    def hear(self, encoder: nn.Module, features: Tensor) -> list[str]:
-        """The likeliest token at a time, after the states of an encoder."""
-        own = self.encoder
-        self.model.model.encoder = encoder
-        try:
-            rows = self.model.to(self.device).generate(features.to(self.device))
-        finally:
-            self.model.model.encoder = own
+    def hear(self, states: Tensor, most: int = LONGEST_TEXT) -> list[str]:
+        """The likeliest token at a time, after the states of an encoder, at most so many."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        output = BaseModelOutput(last_hidden_state=states.to(self.device))
+        rows = self.model.to(self.device).generate(encoder_outputs=output, max_length=most)
         return [self.tokenizer.decode(row) for row in rows.tolist()]
 
     @torch.no_grad()
-    def hear_longer(self, encoder: nn.Module, sounds: Sequence[Sound], repeat: bool) -> list[str]:
+    def hear_longer(self, sounds: Sequence[Sound], repeat: bool) -> list[str]:
         """The texts of the halves of longer windows, whose states are computed at once."""
-        from transformers.modeling_outputs import BaseModelOutput
-
-        longer, model = lengthened(encoder, LONGER, repeat).to(self.device), self.model.to(self.device)
+        longer = lengthened(self.encoder, LONGER, repeat).to(self.device)
         states = longer(self.spectra(sounds, LONGER).to(self.device))[0].unflatten(1, (LONGER // WINDOW, -1))
-        output = BaseModelOutput(last_hidden_state=states.flatten(0, 1))
-        rows = model.generate(encoder_outputs=output, max_length=LONGER_TEXT).tolist()
-        halves = [self.tokenizer.decode(row) for row in rows]
+        halves = self.hear(states.flatten(0, 1), LONGER_TEXT)
         return [" ".join(part) for part in zip(*[iter(halves)] * (LONGER // WINDOW), strict=True)]
 
 
@@ -121,37 +118,39 @@ class Measures:
     def __init__(self, ear: Ear, tests: dict[str, Test]) -> None:
         self.ear, self.tests = ear, tests
         self.spectra = {name: [ear.spectra(part) for part in batched(test.sounds)] for name, test in tests.items()}
-        self.target = {name: self._states(ear.encoder, name) for name in tests}
-        heard = self._heard(ear.encoder)
+        states = self._states(ear.encoder)
+        self.target = {name: self._spoken(states[name], name) for name in tests}
+        heard = {name: self._heard(states[name]) for name in tests}
         self.texts = {name: [*map(ear.words, test.texts or heard[name])] for name, test in tests.items()}
         self.joined = joined(tests["prompts"].sounds, self.texts["prompts"])
 
-    def _heard(self, encoder: nn.Module) -> dict[str, list[str]]:
-        return {
-            name: [text for part in parts for text in self.ear.hear(encoder, part)]
-            for name, parts in self.spectra.items()
-        }
-
     @torch.no_grad()
-    def _states(self, encoder: nn.Module, name: str) -> list[Tensor]:
-        """The states of each sound, without those of the silence that fills its window."""
-        device = self.ear.device
-        states = [row for part in self.spectra[name] for row in encoder.to(device)(part.to(device))[0].cpu()]
-        sounds = self.tests[name].sounds
-        return [row[: -(-len(sound) // HOP)] for row, sound in zip(states, sounds, strict=True)]
+    def _states(self, encoder: nn.Module) -> dict[str, list[Tensor]]:
+        """The states of each batch of sounds, by set."""
+        encoder, device = encoder.eval().to(self.ear.device), self.ear.device
+        return {name: [encoder(part.to(device))[0].cpu() for part in parts] for name, parts in self.spectra.items()}
+
+    def _heard(self, states: Sequence[Tensor]) -> list[str]:
+        return [text for part in states for text in self.ear.hear(part)]
+
+    def _spoken(self, states: Sequence[Tensor], name: str) -> Tensor:
+        """The states of all sounds, without those of the silence that fills each window."""
+        rows = (row for part in states for row in part)
+        return torch.cat(
+            [row[: -(-len(sound) // HOP)] for row, sound in zip(rows, self.tests[name].sounds, strict=True)]
+        )
 
     def __call__(self, encoder: nn.Module) -> dict[str, Any]:
-        heard = self._heard(encoder.eval())
         return {
-            name: {**self._counts(texts, self.texts[name]), "error": self._error(encoder, name)}
-            for name, texts in heard.items()
+            name: {**self._counts(self._heard(states), self.texts[name]), "error": self._error(states, name)}
+            for name, states in self._states(encoder).items()
         }
 
-    def longer(self, encoder: nn.Module) -> dict[str, Any]:
-        """The same of the prompts, one after another in windows of 60 s, by what their positions are."""
+    def longer(self) -> dict[str, Any]:
+        """What the original hears of the prompts, one after another in windows of 60 s, by what their positions are."""
         sounds, texts = zip(*self.joined, strict=True)
         return {
-            name: self._counts(self.ear.hear_longer(encoder.eval(), sounds, repeat), texts)
+            name: self._counts(self.ear.hear_longer(sounds, repeat), texts)
             for name, repeat in (("continued", False), ("repeated", True))
         }
 
@@ -162,9 +161,9 @@ class Measures:
             right, wrong, count = right + len(true) - len(places), wrong + len(places) + more, count + len(true)
         return {"right": right, "words": count, "word_errors": wrong / count, "heard": list(heard[:SHOWN])}
 
-    def _error(self, encoder: nn.Module, name: str) -> float:
+    def _error(self, states: Sequence[Tensor], name: str) -> float:
         """‖ŷ − y‖² / ‖y − ȳ‖² of the states ŷ, y being the original's."""
-        ours, theirs = torch.cat(self._states(encoder, name)), torch.cat(self.target[name])
+        ours, theirs = self._spoken(states, name), self.target[name]
         return float((ours - theirs).square().sum() / (theirs - theirs.mean()).square().sum())
 
 
@@ -248,40 +247,44 @@ class Study:
 
     def __init__(self, given: argparse.Namespace, rows: Rows, measures: Measures, features: Tensor) -> None:
         self.given, self.rows, self.measures, self.features = given, rows, measures, features
-        self.options = {"weight_decay": DECAY, "seed": given.seed, "device": given.device}
+        # The last weights stay, in the row too: a tuning begins with them.
+        self.options = {"weight_decay": DECAY, "seed": given.seed, "device": given.device, "keep": "last"}
 
     def __call__(self, plan: str, steps: int) -> None:
         """Convert a copy of the encoder; if there are steps, its mixers imitate, then all of it is tuned."""
         torch.manual_seed(self.given.seed)
         call = {"input_features": self.features[:1].float()}
-        report = polymix.convert(self.measures.ear.encoder.cpu(), **PLANS[plan], input=call, copy=True)
+        kind = {**PLANS, **ALONE}[plan]
+        report = polymix.convert(self.measures.ear.encoder.cpu(), **kind, input=call, copy=True)
         if not steps:
             self._add(plan, 0, 0, {}, report.model)
             return
-        loader = DataLoader(Spectra(self.features, steps * BATCH), BATCH, shuffle=True, drop_last=True)
+        size, seconds = self.given.batch, 0.0
+        loader = DataLoader(Spectra(self.features, steps * size), size, shuffle=True, drop_last=True)
         for epochs in dict.fromkeys((0, self.given.epochs)):
             stage = {"epochs": epochs, "imitate_epochs": 0, "loss": "features", "learning_rate": TUNING}
-            rate = self.given.rate or RATE_IMITATING  # the last weights stay: a tuning begins with them
-            stage = stage if epochs else {"epochs": 0, "imitate_epochs": 1, "imitate_lr": rate, "keep": "last"}
+            rate = self.given.rate or RATE_IMITATING
+            stage = stage if epochs else {"epochs": 0, "imitate_epochs": 1, "imitate_lr": rate}
             clock: Clock = "processor" if self.given.device == "cpu" else "wall"
             watch = Stopwatch(clock, self.given.device)
             done = polymix.distill(report, loader, **self.options, **stage)
-            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "rate": rate, "kept": done.kept}
-            row |= {"loss": [*done.imitation, *done.fine_tuning][-1], "held_back": done.held_back}
+            seconds += watch.seconds()
+            row = {"seconds": round(seconds, 1), "clock": clock, "rate": rate}
+            row |= {"loss": [*done.imitation, *done.fine_tuning][-1]}
             self._add(plan, steps, epochs * steps, row, report.model)
 
     def _add(self, plan: str, steps: int, tuned: int, row: dict[str, Any], encoder: nn.Module) -> None:
         key = key_of(self.given, plan, steps, tuned)
         if key not in self.rows:
             machine = self.rows.content["machine"]
-            row = {**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)}
-            self.rows.add({**row, "longer": self.measures.longer(encoder)} if tuned else row)
+            self.rows.add({**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)})
             encoder.cpu()
 
 
 def key_of(given: argparse.Namespace, plan: str, steps: int, tuned: int) -> dict[str, Any]:
     """What names a row. steps, tuned: of imitation, and of tuning after it."""
-    return {"plan": plan, "steps": steps, "tuned": tuned, "seed": given.seed}
+    key = {"plan": plan, "steps": steps, "tuned": tuned, "seed": given.seed}
+    return {**key, "batch": given.batch} if steps else key
 
 
 def whisper(given: argparse.Namespace) -> None:
@@ -292,15 +295,15 @@ def whisper(given: argparse.Namespace) -> None:
     real, apart = prompts(telephone)
     tests = {"librivox": recordings(librivox), "prompts": apart}
     about = {name: [len(test.sounds), round(sum(map(len, test.sounds)) / RATE, 1)] for name, test in tests.items()}
-    rows = Rows(given, packages, {"sounds_and_seconds": about, "trained_on": TRAINED_ON, "batch": BATCH})
-    names = given.plans.split(",") if given.plans else list(PLANS)
-    work = [(plan, steps) for plan in names for steps in given.steps]
+    rows = Rows(given, packages, {"sounds_and_seconds": about, "trained_on": TRAINED_ON})
+    names = given.plans.split(",") if given.plans else [*PLANS, *ALONE]
+    work = [(plan, steps) for plan in names for steps in ((0,) if plan in ALONE else given.steps)]
     work = [each for each in work if key_of(given, *each, given.epochs * each[1]) not in rows]
     if work:
         measures = Measures(ear, tests)
         if {"plan": ATTENTION} not in rows:
-            rows.add({"plan": ATTENTION, **measures(ear.encoder), "longer": measures.longer(ear.encoder)})
-        most = min(max(steps for _, steps in work) * BATCH, TRAINED_ON) or 1
+            rows.add({"plan": ATTENTION, **measures(ear.encoder), "longer": measures.longer()})
+        most = min(max(steps for _, steps in work) * given.batch, TRAINED_ON) or 1
         texts, say = sentences(brown)[0], Synthesizer(next(voices.rglob("libespeak-ng.so")).parent)
         made = batched(windows(say, texts, real, most, given.seed))
         study = Study(given, rows, measures, torch.cat([ear.spectra(part).half().cpu() for part in made]))

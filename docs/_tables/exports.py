@@ -126,8 +126,9 @@ def runtimes() -> str:
     versions = {row["runtime"].split(",")[0]: row["version"] for row in content["rows"] if "version" in row}
     used = ", ".join(f"{name} {number}" for name, number in versions.items())
     return (
-        f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32 (8 bits: a8w8); "
-        f"{where(content['machine'])}; {used}. `python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
+        f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32 "
+        f"(8 bits: a8w8); {where(content['machine'])}; {used}. "
+        "`python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
     )
 
 

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from polymix.numbers import plural
+from polymix.workflows.compare.tables import reference_tokens
+from polymix.workflows.compare.verdict import gain, latencies, scores
+
 from .figures import RESULTS, load, table, where
 
 FILE, LAYERS, FLOOR = "pretrained/fashion-mnist.json", 12, "linear_floor"
@@ -97,6 +101,29 @@ def _share(p: float, count: int) -> str:
     return f"{100 * p:.1f} ± {196 * math.sqrt(p * (1 - p) / count):.1f}"
 
 
+def compared() -> str:
+    """What `polymix compare` finds: accuracy after a short training, and the gain in time."""
+    content = load("compare-fashion/results.json")
+    recipe, count, seeds = content["host"]["recipe"], content["data"]["test"], content["settings"]["seeds"]
+    alone, host = (latencies(content, scope) for scope in ("alone", "host"))
+    tokens, lines = reference_tokens(content), []
+    for mixer, score in scores(content).items():
+        half = [f"{50 * (score.high - score.low):.1f}"] if seeds > 1 else []
+        size = next(row["parameters"] for row in content["rows"] if row["mixer"] == mixer)
+        gains = (gain(times, mixer, tokens) for times in (alone, host))
+        cells = ("–" if value is None else f"{value:.3g} ×" for value in gains)
+        lines.append((f"`{mixer}`", _share(score.mean, count), *half, f"{size:,}", *cells))
+    head = ("mixer", "accuracy, %, with its 95 % interval", *(["half the range over seeds"] if seeds > 1 else []),
+            "parameters", f"speedup alone at {tokens:,} tokens", f"of the whole model at {tokens:,}")  # fmt: skip
+    setting = (
+        f"{content['data']['train']:,} training and {count:,} test pictures of 28 × 28 pixels in "
+        f"{content['host']['tokens']} tokens, {recipe['steps']:,} steps of {recipe['batch_size']}, "
+        f"{plural(seeds, 'seed')}; {where(content['machine'])}."
+    )
+    return f"{setting}\n\n{table(head, lines)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares, "fashion-steps": lengths,
+    "compare-fashion": compared, "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares,
+    "fashion-steps": lengths,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from polymix import threads
 from polymix.errors import MissingExtraError, PolymixError, reason_of
 from polymix.extras import missing_package
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     head) with 141; neither prints a traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    threads.prepare()
     for stream in (sys.stdout, sys.stderr):  # what an encoding lacks, or a file's name that is no text, is no traceback
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"

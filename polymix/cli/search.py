@@ -41,7 +41,12 @@ def command(
         Path | None, typer.Option(help="State dict of the model: a .safetensors file, or one written by torch.save.")
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels (default: the model's).")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Sequence length for text models (default: at most 512).")] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Sequence length for text models (default: at most 512); encoders, which read lines, are timed at it."
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option(help="Samples per call, also of the timings (default: 16 images or lines, 4 windows of text)."),

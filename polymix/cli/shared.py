@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,7 @@ from polymix.extras import check_installed
 from polymix.files import is_there
 from polymix.numbers import stacked
 from polymix.results import RESULTS
+from polymix.threads import busy_warning, cores, stated
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: OMP_NUM_THREADS, or one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
@@ -49,25 +50,28 @@ class Command(TyperCommand):
             raise
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def check_report() -> None:
     """Raise MissingExtraError unless reports can be written: at once, not when the numbers are there."""
     check_installed("jinja2", "matplotlib", extra="train", why="The report is written with them.")
 
 
 def thread_count(threads: int | None) -> int:
-    """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else cores."""
+    """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else cores.
+
+    Where nothing says it and the machine is busy, a line on standard error does.
+    """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         allowed = f"a number from 1 to {MAX_THREADS}"
         raise OptionError("--threads", threads, allowed, "Leave it out for the environment's, or one per core.")
     if threads is not None:
         return threads
-    stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
-    return min(int(stated), MAX_THREADS) if stated.isdecimal() and int(stated) else cores()
+    by_environment = stated()
+    if by_environment is not None:
+        return min(by_environment, MAX_THREADS)
+    free = cores()
+    if warning := busy_warning(free):
+        print(f"polymix: {warning}", file=sys.stderr)
+    return free
 
 
 def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:

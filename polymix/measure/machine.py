@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from polymix import threads as cpu_threads
+
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
@@ -37,8 +39,6 @@ def manifest(device: str, threads: int) -> dict[str, Any]:
 
 def busy() -> str:
     """A sentence where other programs use the cores, so that times are too long; empty where nothing is known of it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load <= cores:
+    if not cpu_threads.is_busy():
         return ""
-    return f"The machine is busy: {load:.0f} programs wait for {cores} cores, so times are too long."
+    return f"{cpu_threads.crowd()}, so times are too long."

@@ -129,7 +129,9 @@ def choose(
 
 
 def obstacle(impl: str, tensors: Sequence[Tensor]) -> str | None:
-    """Why "auto" cannot run the implementation `impl` on such tensors, or None if it can. Nothing is recorded."""
+    """Why a kernel that is no `Operator`, and so ignores autocast, cannot run on such tensors, or None if it can."""
+    if torch._C._is_any_autocast_enabled() and any(autocast_dtype(t.device) for t in tensors):
+        return "does not support autocast"
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     return _obstacle(impl, {(t.device, t.dtype, type(t)) for t in tensors}, recorded, named=False)
 
@@ -137,11 +139,11 @@ def obstacle(impl: str, tensors: Sequence[Tensor]) -> str | None:
 def without_gradients(impl: str) -> bool:
     """Whether to run the in-place form of `impl`, which records no gradients.
 
-    That is always the case for "blocked", and for "native" when gradients are off and no graph is traced.
+    That is always the case for "blocked", and for "native" when gradients and autocast are off and no graph is traced.
     """
     if impl != "native" or torch.is_grad_enabled():
         return impl == "blocked"
-    return not (torch.compiler.is_compiling() or choosing_for_a_graph.get())
+    return not (torch.compiler.is_compiling() or choosing_for_a_graph.get() or torch._C._is_any_autocast_enabled())
 
 
 def _record(op: str, impl: str, reasons: Sequence[str], fastest_for: Tensor | None = None) -> str:
@@ -205,8 +207,12 @@ def _obstacle(kernel: str, kinds: Collection[_Kind], recorded: bool, *, named: b
     # Active transforms that no kernel written by hand supports.
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "cannot be recorded by torch.jit.trace"
-    if (traced or torch._C._is_any_autocast_enabled()) and any(autocast_dtype(device) for device, _, _ in kinds):
-        return "does not support autocast"
+    if traced or torch._C._is_any_autocast_enabled():
+        lowered = {autocast_dtype(device) for device, _, _ in kinds} - {None}
+        if kernel == "blocked" and lowered:
+            return "supports no autocast"
+        if kernel == "native" and torch.float16 in lowered:
+            return "supports no autocast to float16"
     if not traced:
         if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
             return "does not support torch.func or forward-mode derivatives"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError, OptionError
 from polymix.ops.shared.signature import Signature
+from polymix.ops.shared.tensors import autocast_dtype
 
 
 class Operator:
@@ -25,6 +26,7 @@ class Operator:
         schema: such as "(Tensor x, Tensor? bias, int order) -> Tensor"; an argument `impl` is appended.
         define: the definition in plain PyTorch, with the same arguments in the same order.
         wrt: the positions of the arguments that have gradients; an argument that is None has none.
+        sums: those of them that are sums over tokens, which keep their dtype under autocast.
         signature: what kernels need of the arguments; checked before each launch, because kernels take addresses.
         kernels: "module:function" for each implementation, imported when it first runs and called with the schema's
             argument names. The module also has function_backward, which takes the gradients of the outputs first and
@@ -34,9 +36,10 @@ class Operator:
 
     def __init__(
         self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int],
-        signature: Signature, **kernels: str,
+        signature: Signature, *, sums: Collection[int] = (), **kernels: str,
     ) -> None:  # fmt: skip
         self.name, self.define, self.wrt, self.kernels = name, define, tuple(wrt), kernels
+        self.lowered = frozenset(wrt) - frozenset(sums)
         self.signature = signature
         arguments, returns = schema.removeprefix("(").split(") -> ")
         self.names = [argument.split()[-1] for argument in arguments.split(", ")]
@@ -61,9 +64,21 @@ class Operator:
         """
         if impl == "eager":
             return self.define(*args)
+        args = self._as_autocast(args)
         if not _bypasses_dispatcher(impl):
             return self._op(*args, impl)
         return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._launch(impl, "", (), args)
+
+    def _as_autocast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Under autocast, the tokens and weights in its dtype, as for PyTorch's products; kernels do not know of it."""
+        if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+            return args
+        dtype = autocast_dtype(args[0].device)
+        if dtype is None:
+            return args
+        return tuple(
+            value.to(dtype) if i in self.lowered and value is not None else value for i, value in enumerate(args)
+        )
 
     def _needed(self, args: Sequence[Any], needs: Sequence[bool] | None) -> list[int]:
         """The positions of the arguments whose gradients are needed; by default of all that have one."""

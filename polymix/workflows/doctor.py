@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polymix import compat
+from polymix import threads as cpu_threads
 from polymix.errors import install_extra
 from polymix.extras import EXTRAS
 from polymix.measure.machine import manifest
@@ -31,7 +32,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at the processor, the kernels, the threads, the GPU and the libraries."""
-    return [_system(), _processor(), _kernels(), _threads(), _gpu(), *_libraries(), _torchvision()]
+    return [_system(), _processor(), _kernels(), _threads(), _cores(), _gpu(), *_libraries(), _torchvision()]
 
 
 def as_json(findings: list[Finding]) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _kernels() -> Finding:
 
 def _threads() -> Finding:
     threads = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cpu_threads.cores()
     state = f"{threads} for {cores} cores"
     limit = os.environ.get("OMP_NUM_THREADS")
     if limit:
@@ -75,6 +76,15 @@ def _threads() -> Finding:
     if threads < cores and limit:
         return Finding("threads", state, f"Unset OMP_NUM_THREADS to use all {cores} cores.")
     return Finding("threads", state)
+
+
+def _cores() -> Finding:
+    """What threads share: the cores that are free, other programs, and how they wait."""
+    limit = cpu_threads.quota()
+    free = "no cgroup quota" if limit is None else f"a cgroup quota of {limit:g}"
+    cores = f"{os.cpu_count()} of the machine, {cpu_threads.affinity()} by affinity, {free}"
+    state = f"{cores}; load {cpu_threads.load():.1f}; {cpu_threads.spinning()}"
+    return Finding("cores", state, cpu_threads.busy_warning(cpu_threads.cores()))
 
 
 def _gpu() -> Finding:

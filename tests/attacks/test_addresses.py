@@ -68,7 +68,9 @@ def calls():
             try_convolution(x, torch.randn(2, 2, 256), torch.randn(256, 1, 3), 1)
             mixer, tokens = polymix.create_mixer("pom", 8), torch.randn(2, 3, 8)
             mixer.step(tokens[:, 0], mixer.prefill(tokens)[1])
-            polymix.create_mixer("pom", 8, impl="native")(tokens, causal=True, mask=torch.ones(2, 3).bool())
+            for name in ("pom", "qt"):  # in order, with a mask and a state: every pointer is given
+                _, state = polymix.create_mixer(name, 8, impl="eager").prefill(tokens)
+                polymix.create_mixer(name, 8, impl="native").prefill(tokens, state, mask=torch.ones(2, 3).bool())
     finally:
         library.addresses = original
     return seen

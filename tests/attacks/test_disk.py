@@ -47,7 +47,7 @@ def test_a_disk_that_takes_nothing_is_seen_before_the_work(place, verb, number):
     assert outcome.refused and os.strerror(number) in outcome.err, outcome
 
 
-@pytest.mark.parametrize("verb", ["compare", "bench", "convert", "train"])
+@pytest.mark.parametrize("verb", ["compare", "bench", "convert", "search", "train"])
 def test_a_disk_that_is_full_later_is_one_line_too(material, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(material)
     with patch("polymix.files.tempfile.mkstemp", failing(errno.ENOSPC)):

@@ -1,6 +1,7 @@
 """Runs that are killed (-9) at a random moment and resumed: the same bits as the run that was not killed.
 
 A moment is just before one of the changes of files that a run makes from its first results.json on: no clock decides it.
+A search is also killed in each of its stages.
 """
 
 import itertools
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from polymix.cli import main
-from polymix.workflows.search import stages
+from polymix.convert.trained import TrainedPlan
+from polymix.train.distill.stages import Stage
+from polymix.workflows.search import page, stages
+from polymix.workflows.search.damage import Damage
 from tests.attacks.test_files import TRAIN
 from tests.processes import fork, silent, statuses
 from tests.workflows.search.helpers import fixed_times
@@ -65,9 +69,35 @@ def command(arguments, dies_at=None, noted=None):
             Path(noted).write_text(str(next(moments)))
 
 
-def ended(arguments, **options):
+STAGES = {
+    "times": (stages, "layer_times"), "damages": (Damage, "__call__"), "training": (Stage, "after_step"),
+    "plan": (TrainedPlan, "save"), "page": (page, "write"), "end": (stages.shutil, "rmtree"),
+}  # fmt: skip
+
+
+def stage(arguments, name, dies_at=None, noted=None):
+    """Run a command; die in a call of a stage's function, or note in a file how many there are."""
+    silent()
+    stages.layer_times = fixed_times
+    place, function = STAGES[name]
+    own, calls = getattr(place, function), itertools.count(1)
+
+    def counted(*arguments, **options):
+        if next(calls) == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(*arguments, **options)
+
+    setattr(place, function, counted)
+    try:
+        main(arguments)
+    finally:
+        if noted:
+            Path(noted).write_text(str(next(calls) - 1))
+
+
+def ended(arguments, *place, run=command, **options):
     """The exit status of a command in a process of its own."""
-    return statuses([fork(command, arguments, **options)])[0]
+    return statuses([fork(run, arguments, *place, **options)])[0]
 
 
 def bits(verb, out):
@@ -102,3 +132,21 @@ def test_a_killed_run_continues_to_the_same_bits(verb, kills, material, monkeypa
         assert ended([*COMMANDS[verb], "--out", out, "--resume"]) == 0, f"killed at {moment}"
         assert bits(verb, tmp_path / out) == whole, f"killed at {moment}"
     assert killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(STAGES))
+def test_a_search_that_is_killed_in_any_stage_continues_to_the_same_bits(name, monkeypatch, tmp_path):
+    """In the first, the middle and the last call of what each stage repeats; before the first, nothing may be there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vit.py").write_text(VIT)
+    search = [*COMMANDS["search"], "--out"]
+    assert ended([*search, "whole"], name, run=stage, noted="calls") == 0
+    whole, calls = bits("search", tmp_path / "whole"), int(Path("calls").read_text())
+    for call in sorted({1, (calls + 1) // 2, calls}):
+        out = f"killed-{call}"
+        assert ended([*search, out], name, run=stage, dies_at=call) == -signal.SIGKILL
+        assert ended([*search, out, "--resume"]) == 0, f"killed at {call} of {calls}"
+        assert bits("search", tmp_path / out) == whole, f"killed at {call} of {calls}"
+        left = {path.name for path in (tmp_path / out).iterdir()}
+        assert left == {path.name for path in (tmp_path / "whole").iterdir()}, f"killed at {call} of {calls}"

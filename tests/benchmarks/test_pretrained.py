@@ -22,10 +22,10 @@ def script(monkeypatch):
     from types import SimpleNamespace
 
     import pretrained
-    from pretrained_steps import masked, minilm, packages, probes, texts
+    from pretrained_steps import classes, masked, minilm, packages, probes, texts
 
     parts = {name: value for part in (packages, texts, probes, minilm) for name, value in vars(part).items()}
-    return SimpleNamespace(**{**parts, "main": pretrained.main, "steps": minilm, "masked": masked})
+    return SimpleNamespace(**{**parts, "main": pretrained.main, "steps": minilm, "masked": masked, "classes": classes})
 
 
 def test_a_package_that_cannot_be_had_is_a_sentence(script, monkeypatch, tmp_path, capsys):
@@ -50,6 +50,11 @@ def test_agreement_with_itself_is_whole_and_with_noise_is_none(script):
     other = torch.nn.functional.normalize(torch.randn(200, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
     assert list(script.agreement(rows, rows).values()) == pytest.approx([1.0] * 4)
     assert abs(script.agreement(rows, other)["rank_correlation"]) < 0.1
+
+
+def test_five_texts_have_four_neighbours(script):
+    rows = torch.nn.functional.normalize(torch.randn(5, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    assert script.agreement(rows, rows)["of_10_nearest"] == 1
 
 
 def test_the_rank_correlation_is_spearman_s(script):
@@ -80,6 +85,22 @@ def test_padding_does_not_change_an_embedding(script):
     torch.testing.assert_close(script.embeddings(model, rows)[:1], script.embeddings(model, rows[:1]))
 
 
+@pytest.mark.parametrize(
+    ("plan", "layers"),
+    [("qt in layer 1", [0]), ("qt in layer 6", [5]), ("qt in layers 2+4+5", [1, 3, 4]),
+     ("qt in all but layer 1", [1, 2, 3, 4, 5])],
+)  # fmt: skip
+def test_a_row_converts_the_layers_that_it_names(script, plan, layers):
+    from transformers import BertConfig, BertModel
+
+    import polymix
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertModel(BertConfig(vocab_size=50, **sizes), add_pooling_layer=False).eval()
+    report = polymix.convert(model, **{**script.PLANS, **script.ALONE}[plan], copy=True)
+    assert list(report.adapters) == [script.steps.LAYER.format(at) for at in layers]
+
+
 def test_probes_tell_apart_what_can_be_told_apart(script):
     draw = torch.Generator().manual_seed(0)
     vectors = torch.randn(300, 8, generator=draw)
@@ -96,6 +117,29 @@ def test_probes_tell_apart_what_can_be_told_apart(script):
 def test_a_mail_is_its_subject_and_text(script):
     mail = "From: a@b\nSubject: [ILUG] Hello\nContent-Type: text/html\n\n<p>Some&nbsp;<b>text</b></p>\n"
     assert script.mail_text(mail) == "Hello Some text"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"), [("--batch", "0", "`batch`"), ("--kinds", "self,real", "`kinds`")]
+)
+def test_a_wrong_option_is_refused_before_anything_is_fetched(script, monkeypatch, tmp_path, option, value, message):
+    out = ["pretrained.py", "rxnfp", str(tmp_path / "o.json"), "--folder", str(tmp_path / "packages")]
+    monkeypatch.setattr(sys, "argv", [*out, option, value])
+    with pytest.raises(SystemExit, match=message):
+        script.main()
+    assert not any(tmp_path.iterdir())
+
+
+def test_classes_and_fingerprints_are_compared_with_the_original_s(script):
+    theirs = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
+    assert script.classes.compared(theirs.flip(-1) * torch.tensor([[1.0], [0], [0], [0]]), theirs, True) == 0.25
+    rows = torch.nn.functional.normalize(torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    assert script.classes.compared(rows, rows, False) == pytest.approx(1)
+
+
+def test_a_text_without_masks_has_the_predicted_tokens(script):
+    batch = {"input_ids": torch.tensor([[2, 9, 5, 9, 3]]), "labels": torch.tensor([[-100, 7, -100, 8, -100]])}
+    assert script.classes.whole(batch).tolist() == [[2, 7, 5, 8, 3]]
 
 
 def test_chance_is_the_entropy_of_the_labels(script):

@@ -7,6 +7,7 @@ import struct
 import sys
 import tarfile
 import wave
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,6 +165,26 @@ def test_words_are_counted_as_word_error_rates_count_them(steps):
     measures.ear = SimpleNamespace(words=str.split)
     counts = measures._counts(["one too three and four"], [["one", "two", "three", "four"]])  # replaced, put in
     assert (counts["right"], counts["words"], counts["word_errors"]) == (3, 4, 0.5)
+
+
+def test_states_are_heard_as_the_whole_model_hears_the_sound(steps):
+    """Measures computes an encoder's states once, for the words and for their error."""
+    torch.manual_seed(0)
+    config = whisper_config()
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    features = torch.randn(2, config.num_mel_bins, 40)
+    ear = object.__new__(steps.whisper.Ear)
+    ear.model, ear.device, ear.tokenizer = model, "cpu", SimpleNamespace(decode=tuple)
+    with torch.no_grad():
+        states, expected = model.model.encoder(features)[0], model.generate(features, max_length=12)
+    assert ear.hear(states, 12) == [*map(tuple, expected.tolist())]
+
+
+def test_a_row_of_another_batch_is_another_row(steps):
+    key = partial(steps.whisper.key_of, plan="qt", tuned=0)
+    small, large = (SimpleNamespace(seed=0, batch=size) for size in (2, 16))
+    assert key(small, steps=100) != key(large, steps=100)
+    assert key(small, steps=0) == key(large, steps=0), "nothing was trained, so it would be measured again"
 
 
 def test_joined_sounds_fit_the_longer_window_with_all_their_words(steps):

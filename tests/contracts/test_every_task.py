@@ -19,7 +19,8 @@ from tests.domains.texts import folder as text_files
 from tests.helpers import save_blank
 from tests.processes import fork, statuses
 
-pytestmark = pytest.mark.slow
+# The runs here must have the bits of those in processes of their own, which know nothing of the tests' thresholds.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_thresholds")]
 STEPS = 4
 DRAW = Figure.savefig  # before a test makes it blank
 COMMON = ("control=False", f"steps={STEPS}", "log_every=1", "evaluate_every=2", "checkpoint_every=2")

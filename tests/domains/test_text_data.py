@@ -153,6 +153,16 @@ def test_a_tokenizer_without_an_end_of_text_is_told(tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_the_separator_of_berts_texts_ends_a_text(tmp_path):
+    """BERT's tokenizers name no end of a text: its encoders could not be distilled on one."""
+    import transformers
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "alpha"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).eos_token_id == words.index("[SEP]")
+
+
 def test_a_vocabulary_needs_all_bytes():
     with pytest.raises(OptionError, match="at least 257"):
         train_tokenizer(["a"], 256, 16)

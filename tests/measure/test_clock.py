@@ -97,4 +97,4 @@ def test_timing_loads_no_domain_and_no_mixer():
     code = "import sys; from polymix.measure import *; print(*(m for m in sys.modules if m[:8] == 'polymix.'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert rooms <= {"errors", "measure", "numbers", "limits"}
+    assert rooms <= {"errors", "measure", "numbers", "limits", "threads"}

@@ -19,12 +19,12 @@ def test_manifest_names_the_machine():
 
 
 @pytest.mark.parametrize(
-    ("load", "said"), [(1.0, ""), (2.0, ""), (7.4, "The machine is busy: 7 programs wait for 2 cores")]
+    ("load", "said"), [(1.0, ""), (2.0, ""), (7.4, "The machine is busy: 7.4 programs wait for 2 cores")]
 )
 def test_times_of_a_busy_machine_come_with_a_sentence(monkeypatch, load, said):
     """A call of half a second stood beside a floor of two milliseconds without a word."""
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
     assert machine.busy().startswith(said) and bool(machine.busy()) == bool(said)
     monkeypatch.setattr(
         "polymix.workflows.show.interleaved", lambda calls, seconds: {name: Timing((0.01,)) for name in calls}

@@ -7,7 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN, WIDE_CHANNELS
+from polymix.ops.dispatch import WIDE_CHANNELS
 from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
@@ -164,10 +164,8 @@ def test_mixers_inside_mixers_are_each_said_once():
     ("poly_nl", 600, WIDE_CHANNELS + 8, "native", "eager"), ("padre", 16, WIDE_CHANNELS + 8, "native", "native"),
     ("qt", 100, WIDE_CHANNELS + 8, "native", "eager"), ("qt", 196, WIDE_CHANNELS + 8, "native", "native"),
 ])  # fmt: skip
-def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, forward, training, monkeypatch):
+def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, forward, training, real_thresholds):
     """The thresholds are those of benchmarks/small_inputs.py; recording gradients has its own, and so have wide tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
     options = {"positions": "mean"} if mixer == "poly_sa" else {}
     built, x = polymix.create_mixer(mixer, dim, **options), torch.randn(1, tokens, dim)
     assert explain(built, x)[0].impl == training
@@ -176,9 +174,8 @@ def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, for
     assert explain(built.requires_grad_(False), x)[0].impl == forward
 
 
-def test_few_tokens_are_not_worth_blocks(monkeypatch):
+def test_few_tokens_are_not_worth_blocks(monkeypatch, real_thresholds):
     """Below MIN_TOKENS tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     x = torch.randn(2, 100, 8)
     with torch.inference_mode():

@@ -24,6 +24,21 @@ def fresh_memory_is_nan(monkeypatch):
 
 
 @pytest.fixture
+def with_threads():
+    """Run with each of the given numbers of threads."""
+    before = torch.get_num_threads()
+
+    def each(*counts):
+        for count in counts:
+            torch.set_num_threads(count)
+            yield count
+        torch.set_num_threads(before)
+
+    yield each
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def nothing_built(monkeypatch, tmp_path):
     """An empty folder for the libraries, and none loaded yet."""
     monkeypatch.setattr(compile, "LIBRARIES", tmp_path / "libraries")

@@ -33,6 +33,22 @@ def relative_error(got, want):
     return ((got.double() - want.double()).abs().max() / want.abs().max().clamp_min(1e-30)).item()
 
 
+def error_by_token(ours, expected):
+    """The largest difference, relative to the largest entry of the same token, or to the median token's if larger."""
+    if not expected.numel():
+        return 0.0
+    size = expected.abs().amax(-1, keepdim=True)
+    return ((ours.double() - expected).abs() / size.clamp_min(max(size.median().item(), 1e-30))).max().item()
+
+
+def padding(batch, n):
+    """Masks with padding on the left, padding on the right, and padding only, in turns."""
+    mask, place = torch.ones(batch, n, dtype=torch.bool), torch.arange(n)
+    for b in range(batch):
+        mask[b] = (place >= n // 3, place <= n // 2, place < 0)[(b + n) % 3]
+    return mask
+
+
 def twice_the_error(plain, want, dtype):
     """Tolerances for a list of tensors: twice the error of eager code in `dtype`."""
     return [max(2 * relative_error(a, b), FLOOR[dtype]) for a, b in zip(plain, want, strict=True)]

@@ -19,7 +19,7 @@ with needs("text"):
 
 BORDER = "<|endoftext|>"  # separates the documents of a file, as is usual
 BYTES = 256
-_ENDS = (BORDER, "</s>", "<eos>", "<|end_of_text|>")
+_ENDS = (BORDER, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 _CHUNK = 2**20  # characters that are encoded in one call
 
 

@@ -17,7 +17,7 @@ linear_gated = Operator(
     eager.gated, (0, 1, 2, 3, 4, 5, 6),
     Signature("x: B, N, D; weight: E, D; bias: E; gate: B, E; p: H, N; last: F, E; last_bias: F",
               "=: B, N, E if last is None else F", "p is None or E % H == 0", f"activation in {KINDS}"),
-    native="polymix.ops.gated.native:gated",
+    sums=(3,), native="polymix.ops.gated.native:gated",
 )  # fmt: skip
 
 

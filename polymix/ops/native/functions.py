@@ -41,7 +41,8 @@ FUNCTIONS: Mapping[str, str] = {
     "linear_powers_backward": f"floats grad: batch, degree, width; {_ROWS}; linear w: width, dim; {_MASK}; {_X_GRAD};"
     "floats? grad_w: width, dim; floats? grad_b: width; s",
     "pom_causal": f"{_ROWS}; linear poly: width, dim; linear gate: width, dim; linear proj: out, width;"
-    f"floats alpha: degree, width; {_MASK}; {_OUT}; gating; mean; s",
+    f"floats alpha: degree, width; {_MASK}; floats? start: batch, width; counts? seen: batch;"
+    f"floats? end: batch, width; {_OUT}; gating; mean; s",
     "linear_pairs": f"{_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK}; floats sums: batch, width; s",
     "linear_pairs_backward": f"floats grad: batch, width; {_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK};"
     f"{_X_GRAD}; floats? grad_w: 2 * width, dim; floats? grad_b: 2 * width; floats? grad_p: batch, heads, tokens; s",
@@ -61,6 +62,8 @@ FUNCTIONS: Mapping[str, str] = {
     "qt_spread_backward": f"tokens grad: batch, tokens, out; {_ROWS}; linear w: dim, dim; floats moments: {_MOMENTS};"
     f"floats bounds: batch; linear last: out, dim; {_X_GRAD}; floats? grad_w: dim, dim; floats? grad_b: dim;"
     f"floats grad_m: {_MOMENTS}; floats? grad_last: out, dim; floats? grad_last_b: out; s",
+    "qt_causal": f"{_ROWS}; linear w: 3 * dim, dim; floats scale: heads, 3; {_MASK}; floats bounds: batch, tokens;"
+    f"floats? start: {_MOMENTS}; floats? end: {_MOMENTS}; linear last: out, dim; {_OUT}; s",
     "decode_attention": "heads q: batch, heads, 1, width; heads k: batch, heads, tokens, width;"
     "heads v: batch, heads, tokens, width; mask? mask: batch if mask_stride else 1, tokens;"
     "heads y: batch, heads, 1, width; s",

@@ -17,10 +17,10 @@ from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decay_over, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
 from polymix.ops.shared.activations import ACTIVATIONS
-from polymix.ops.shared.blocks import slower_than_pytorch
+from polymix.ops.shared.blocks import slower_in_order, slower_than_pytorch
 from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
-from polymix.ops.shared.tensors import count_real, linear
+from polymix.ops.shared.tensors import autocast_dtype, count_real, linear
 
 _ROTARY = "Tensor? mask, Tensor? cos, Tensor? sin"
 _TERMS = "h: B, N, E; alpha: E, K; mask: B, N; cos: cos.shape[0], N, E // 2; sin: cos.shape[0], N, E // 2"
@@ -41,7 +41,7 @@ pom_scan = Operator(
     eager.scan, (0, 1, 2),
     Signature(f"{_TERMS}; start: B, E; order#: B, N; first#: B, N", "B, N, E", *_RULES,
               "start is None or first is None"),
-    triton="polymix.ops.pom.triton:scan",
+    sums=(2,), triton="polymix.ops.pom.triton:scan",
 )  # fmt: skip
 linear_powers = Operator(
     "linear_powers",
@@ -52,7 +52,7 @@ linear_powers = Operator(
     native="polymix.ops.pom.native:powers",
 )  # fmt: skip
 
-_PLAIN = "supports one group without rotary positions, and full or causal context only"
+_PLAIN = "supports one group without rotary positions and decay, and full or causal context only"
 
 
 def pom(
@@ -104,23 +104,19 @@ def pom(
     gate_per_channel = weights.gate[0].shape[0] == inner
     plain = options.rotary is None and segments is None and visible is None
     plain = plain and not grouped and (causal == 0 or (causal == 1 and pooled_tokens is x))
-    native_reason = None if plain else _PLAIN
-    if native_reason is None and not gate_per_channel:
-        native_reason = "supports one gate per channel only"
-    if native_reason is None and causal and not without_gradients("native"):
-        native_reason = "has no backward for causal=1 (call under torch.inference_mode() or torch.no_grad())"
     unsupported = {
         "triton": None if visible is None else "does not support an arbitrary mask (B, M, N)",
-        "native": native_reason,
+        "native": _obstacle(plain, weights, causal),
         "blocked": None if plain else _PLAIN,
     }
     impl = choose("pom", impl, (x, pooled_tokens, *_tensors(weights)), unsupported,
-                  slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_in_order(x) if causal else slower_than_pytorch(x)},
+                  in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return (blocked.causal(x, weights, options, padding) if causal
                 else blocked.pom(x, pooled_tokens, weights, options, padding))  # fmt: skip
     if impl == "native" and causal:
-        return native.causal(x, weights, options, padding)
+        return native.causal(x, weights, options, padding)[0]
     if impl != "triton" and plain and gate_per_channel and not causal:  # the kernels store no outputs of the maps
         sums = linear_powers(pooled_tokens, *weights.poly, padding, options.activation, degree, impl=impl)
         pooled = eager.weigh(sums, weights.alpha)
@@ -159,13 +155,20 @@ def pom_chunk(
         The output (B, N, D) and the state after the chunk. Cost: 3 N D E multiply-adds.
     """
     forgets = weights.times is not None
+    plain = options.rotary is None and weights.poly[0].ndim == 2 and block == 1 and values is None and not forgets
+    no_step = _step_obstacle(x, state, weights, options, mask, values, block)
     unsupported = {
         "triton": "does not support decay" if forgets else None,
-        "native": _step_obstacle(x, state, weights, options, mask, values, block),
+        "native": no_step and _obstacle(plain, weights, 1),
         "blocked": "keeps no recurrent state",
     }
     apply = linear if impl == "eager" else _apply
-    impl = choose("pom", impl, (x, *_tensors(weights)), unsupported)
+    total = None if state is None or no_step is None else state.total  # the step's kernel checks its own
+    impl = choose("pom", impl, (x, *_tensors(weights), total), unsupported,
+                  slower={"native": no_step and slower_in_order(x)},
+                  in_blocks=("native",) if no_step else ())  # fmt: skip
+    if impl == "native" and no_step:
+        return native.causal(x, weights, options, mask, state)
     if impl == "native":
         assert state is not None
         y, total, count = decode.call_pom_step(
@@ -227,11 +230,22 @@ def _impl_of_sums(x: Tensor, weights: PomWeights, impl: str) -> str:
     return choose("pom", named, (x, *_tensors(weights)), {"triton": None, **unsupported})
 
 
+def _obstacle(plain: bool, weights: PomWeights, causal: int) -> str | None:
+    """Why the C kernels of whole sequences and chunks cannot take a call, or None if they can. `plain`: see _PLAIN."""
+    if not plain:
+        return _PLAIN
+    if weights.gate[0].shape[0] != weights.alpha.shape[0]:
+        return "supports one gate per channel only"
+    if causal and not without_gradients("native"):
+        return "has no backward for causal=1 (call under torch.inference_mode() or torch.no_grad())"
+    return None
+
+
 def _step_obstacle(
     x: Tensor, state: PomState | None, weights: PomWeights, options: PomOptions, mask: Tensor | None,
     values: Tensor | None, block: int,
 ) -> str | None:  # fmt: skip
-    """Why the C kernel cannot take this chunk, or None if it can."""
+    """Why the C kernel of one token cannot take this chunk, or None if it can."""
     if state is None or x.shape[1] != 1 or block != 1 or mask is not None or values is not None:
         return "continues a sequence by one token a call only"
     if x.shape[0] > decode.MAX_ROWS:
@@ -242,6 +256,8 @@ def _step_obstacle(
     tensors = [tensor for tensor in _tensors(weights) if tensor is not None]
     if weights.poly[0].ndim == 3 or any(t.dtype != x.dtype or not t.is_contiguous() for t in tensors):
         return "continues sequences only with contiguous dense weights in the dtype of the tokens"
+    if autocast_dtype(x.device) is not None:
+        return "continues sequences only without autocast"
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, state.total, *tensors)):
         return "has no backward for a step (call under torch.inference_mode() or torch.no_grad())"
     return "is not used for a step in a compiled graph" if torch.compiler.is_compiling() else None

@@ -26,7 +26,7 @@ from polymix.ops.native.arrays import (
     sizes_of,
 )
 from polymix.ops.native.library import call
-from polymix.ops.pom.eager import PomOptions, PomWeights
+from polymix.ops.pom.eager import PomOptions, PomState, PomWeights
 from polymix.ops.shared.blocks import output
 
 
@@ -57,16 +57,22 @@ def powers_backward(
     return tuple(grads)
 
 
-def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:
-    """PoM with H_i over the tokens up to i, in one pass and without gradients: x (B, N, D), mask (B, N) -> (B, N, D).
+def causal(
+    x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None, state: PomState | None = None
+) -> tuple[Tensor, PomState]:
+    """PoM with H_i over the tokens up to i, and those of `state`, in one pass and without gradients.
 
-    The result does not depend on the number of threads, to the bit.
+    x (B, N, D) with at least one token, mask (B, N) -> (B, N, D), and the state after the last token, in float32. The
+    result does not depend on the number of threads, to the bit.
     """
     pairs = in_pairs(x, weights.poly[0], weights.gate[0], weights.proj[0])
     x, mask, alpha = dense(x), hidden(mask), full(weights.alpha.t())
     maps = [as_read(linear, pairs) for linear in (weights.poly, weights.gate, weights.proj)]
-    y, (degree, width) = output(x), alpha.shape
-    sizes = sizes_of(x, width, out=x.shape[2], activation=options.activation, degree=degree, pairs=pairs)
+    (batch, n, dim), (degree, width), y = x.shape, alpha.shape, output(x)
+    start, seen = (None, None) if state is None else (full(state.total), state.count.contiguous())
+    end = x.new_empty(batch, width, dtype=torch.float32)
+    sizes = sizes_of(x, width, out=dim, activation=options.activation, degree=degree, pairs=pairs)
     gating, mean = KINDS.index(options.gate), int(options.reduction == "mean")
-    call("pom_causal", x, *maps, alpha, mask, y, gating, mean, sizes)
-    return y
+    call("pom_causal", x, *maps, alpha, mask, start, seen, end, y, gating, mean, sizes)
+    count = torch.full((batch,), n, device=x.device) if mask is None else mask.sum(1)
+    return y, PomState(end, count if seen is None else count + seen)

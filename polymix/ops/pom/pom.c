@@ -7,6 +7,7 @@
 
 #include "functions.h"
 #include "gradients.h"
+#include "turns.h"
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
@@ -122,12 +123,7 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   return 0;
 }
 
-/* ---- causal: one pass, in which the terms, their running sums and the gate never leave the cache ----
-
-   Threads take blocks of tokens in order. A thread computes the running sums of its block, waits for its turn, takes the sums
-   of the earlier blocks of the sample, passes them on with its own added, and finishes its block. Finishing is the larger
-   part of the work, so threads rarely wait, and a single long sequence keeps all threads busy. Sums are float32 within a
-   block and double over the blocks, in a fixed order, so they do not depend on the number of threads. */
+/* ---- causal: one pass, in which the terms, their running sums and the gate never leave the cache ---- */
 
 /* Replace u by the running sums over its rows of Σ_p α_p h^p with h = act(u) and α (degree, step). `totals` gets the last. */
 INLINE void run_sums(Rows u, Block k, const uint8_t *mask, const float *alpha, int64_t step, float *totals, const Sizes *s,
@@ -166,36 +162,20 @@ INLINE void gate_sums(Rows u, Rows g, int64_t rows, const float *before, const f
     }
 }
 
-/* Replace the totals of block `item` by the sums of its sample before the block, in the order of the blocks. A waiting thread
-   yields the processor, in case there are more threads than processors. A sample of one block does not wait. */
-static void take_turn(int64_t *turn, int64_t item, double *so_far, float *totals, int64_t size, const Sizes *s) {
-  int64_t later = item % blocks_of(s);
-  if (blocks_of(s) == 1) {
-    clear(totals, size);
-    return;
-  }
-  for (int tries = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != item; tries++)
-    if (tries > 1000) sched_yield();
-  for (int64_t c = 0; c < size; c++) {
-    double before = later ? so_far[c] : 0.0;
-    so_far[c] = before + totals[c];
-    totals[c] = (float)before;
-  }
-  __atomic_store_n(turn, item + 1, __ATOMIC_RELEASE);
-}
-
 /* y = W_o [gate(W_s x_i + b_s) ⊙ H_i] + b_o, where H_i is the sum or the mean of Σ_p α_p ⊙ h(W_h x_j + b_h)^p over the real
-   tokens j up to i; α is (degree, width). Returns 0, or 1 if memory cannot be allocated. */
+   tokens j up to i; α is (degree, width). start (batch, width) and seen (batch), both or neither NULL: the sum and the count before
+   the first token; end (batch, width) or NULL: the sum after the last. Returns 0, or 1 if memory cannot be allocated. */
 int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Linear *proj, const float *alpha,
-               const uint8_t *mask, const Tokens *y, int gating, int mean, const Sizes *s) {
+               const uint8_t *mask, const float *start, const int64_t *seen, float *end, const Tokens *y, int gating, int mean,
+               const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), size = width + LANES; /* sums and a count */
-  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(PANEL) + size_of_rows(s->out) + ROWS + size;
+  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(PANEL) + size_of_rows(s->out) + ROWS + 2 * size;
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width);
   float *whole = reserve(packed + s->degree * width + 2 * size + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed poly_map = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed gate_map = take_packed_for(&place, s->width, s->dim, s->pairs);
-  Packed end = take_packed_for(&place, s->out, s->width, s->pairs);
+  Packed finish = take_packed_for(&place, s->out, s->width, s->pairs);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
   int64_t next = 0, turn = 0;
@@ -203,11 +183,12 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *counts = take(&own, ROWS), *sums = take(&own, size);
+    float *edge = take(&own, size);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), g = take_rows(&own, PANEL);
     Rows room_out = take_rows(&own, s->out);
     pack_linear(poly_map, poly);
     pack_linear(gate_map, gate);
-    pack_linear(end, proj);
+    pack_linear(finish, proj);
     /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
@@ -222,7 +203,11 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
       }
       run_count(counts, k, mask, s);
       sums[width] = counts[k.rows - 1];
-      take_turn(&turn, item, so_far, sums, size, s);
+      if (!k.first) clear(edge, size);
+      if (!k.first && start) load_row(edge, start + k.b * s->width, s->width);
+      if (!k.first && seen) edge[width] = seen[k.b];
+      take_turn(&turn, item, so_far, sums, edge, size, s);
+      if (end && k.first + k.rows == s->tokens) memcpy(end + k.b * s->width, edge, sizeof(float) * s->width);
       divisors(counts, k.rows, sums[width], mean);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
@@ -231,7 +216,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         OF_KIND(quickly(gating, s->pairs), GATE)
 #undef GATE
       }
-      write_product(round_input(u, k.rows, s->pairs), end, room_out, y, k, s->out, s);
+      write_product(round_input(u, k.rows, s->pairs), finish, room_out, y, k, s->out, s);
     }
     end_team(s);
   }

@@ -14,7 +14,7 @@ from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.activations import sigma as apply_sigma
 from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature
-from polymix.ops.shared.tensors import Linear, count_real, project, scaled_linear, share
+from polymix.ops.shared.tensors import Linear, autocast_dtype, count_real, project, scaled_linear, share
 
 _SAME_TOKENS = "computes everything from the same tokens"
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
@@ -24,7 +24,8 @@ pooled_product = Operator(
 )  # fmt: skip
 gate_tokens = Operator(
     "gate_tokens", "(Tensor q, Tensor gate, Tensor? p_1) -> Tensor", eager.gate_tokens, (0, 1, 2),
-    Signature("q: B, N, H, D; gate: B, H, D; p_1: H, N", "=: B, N, H, D"), triton=f"{_TRITON}:gate_tokens",
+    Signature("q: B, N, H, D; gate: B, H, D; p_1: H, N", "=: B, N, H, D"),
+    sums=(1,), triton=f"{_TRITON}:gate_tokens",
 )  # fmt: skip
 linear_pairs = Operator(
     "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
@@ -38,7 +39,7 @@ linear_scaled = Operator(
     (0, 1, 2, 3, 4),
     Signature("x: B, N, D; scale: B, D; weight: E, D; bias: E; rest: ...", "=: B, N, E",
               "rest is None or (rest.numel() == 1 and E == D)"),
-    native=f"{_NATIVE}:scaled",
+    sums=(1,), native=f"{_NATIVE}:scaled",
 )  # fmt: skip
 moments = Operator(
     "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,),
@@ -160,12 +161,12 @@ def poly_nl(
     if order == 3 and impl != "triton" and values is None:
         mean = _mean_of_products(inner, weights.product, mask, impl)
         weight, bias = weights.last()
-        bias, no_bottleneck = None if bias is None else weights.beta * bias, weights.into is None
-        rest = weights.alpha if no_bottleneck else None
+        bias, lowered = None if bias is None else weights.beta * bias, autocast_dtype(x.device) is not None
+        rest = None if lowered or weights.into is not None else weights.alpha  # autocast leaves αX in the dtype of X
         y = linear_scaled(inner, weights.beta * mean, weight, bias, rest, impl=impl)
-        if no_bottleneck:
+        if rest is not None:
             return y
-        return y.addcmul_(x, weights.alpha) if impl == "native" else y + weights.alpha * x
+        return y.addcmul_(x, weights.alpha) if impl == "native" and not lowered else y + weights.alpha * x
     parts = list(F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1))  # X W_1, X W_2, X W_p
     if values is not None:
         other, width = values if weights.into is None else F.linear(values, *weights.into), inner.shape[-1]

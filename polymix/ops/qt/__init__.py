@@ -9,18 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops import decode
-from polymix.ops.dispatch import choose
+from polymix.ops.dispatch import choose, without_gradients
 from polymix.ops.operator import Operator
-from polymix.ops.qt import blocked, eager
+from polymix.ops.qt import blocked, eager, native
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
-from polymix.ops.shared.blocks import slower_than_pytorch
+from polymix.ops.shared.blocks import slower_in_order, slower_than_pytorch
 from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, project, share, without_autocast
 
 MAX_WIDTH = 128  # of a head in Triton's kernels
 _WIDTH_LIMIT = f"supports heads of up to {MAX_WIDTH} channels only"
-_NO_STATE = {"blocked": "supports non-causal attention only", "native": "keeps no recurrent state"}
 _PROJECTING = dict.fromkeys(("blocked", "native"), "computes the queries, keys and values itself")
 _FORM = "str form, int order"
 # The shape of moments, with the number of features that `feature_size` gives.
@@ -34,7 +33,7 @@ qt_moments = Operator(
 qt_query = Operator(
     "qt_query", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", eager.query, (0, 1, 2),
     Signature(f"q: B, H, M, D; moments: {_MOMENTS}; scale: 3, H, 1, 1", "B, H, M, D + 1", *_RULES),
-    triton="polymix.ops.qt.triton:query",
+    sums=(1,), triton="polymix.ops.qt.triton:query",
 )  # fmt: skip
 qt_causal = Operator(
     "qt_causal",
@@ -42,7 +41,7 @@ qt_causal = Operator(
     eager.causal, (0, 1, 2, 3, 4),
     Signature(f"q: B, H, N, D; k: B, H, N, D; v: B, H, N, D; scale: 3, H, 1, 1; start: {_MOMENTS}; mask: B, N",
               f"B, H, N, D + 1; {_MOMENTS}", *_RULES),
-    triton="polymix.ops.qt.triton_causal:causal",
+    sums=(4,), triton="polymix.ops.qt.triton_causal:causal",
 )  # fmt: skip
 qt_pool = Operator(
     "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
@@ -58,7 +57,7 @@ qt_spread = Operator(
     eager.spread, (0, 1, 2, 3, 5, 6),
     Signature("x: B, N, D; weight: D, D; bias: D; moments: B, H, R, F; least: B; last: E, D; last_bias: E",
               "=: B, N, E", "D == H * (F - 1)", "(R - 1) % (F - 1) == 0 and (R - 1) // (F - 1) in (0, 1, 2)"),
-    native="polymix.ops.qt.native:spread",
+    sums=(3,), native="polymix.ops.qt.native:spread",
 )  # fmt: skip
 
 
@@ -214,14 +213,23 @@ def qt_chunk(
         options: see `qt`.
         mask: (B, N), True for real tokens.
         values: see `qt`.
-        impl: "auto", "eager" or "triton".
+        impl: "auto", "eager", "native" or "triton".
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: as the causal form of `qt`.
     """
-    unsupported = {**_NO_STATE, "triton": _too_wide(x.shape[-1], options)}
-    named_eager = impl == "eager"
-    impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  in_blocks=("blocked",))  # fmt: skip
+    unsupported = {
+        "blocked": "supports non-causal attention only", "native": _chunk_obstacle(weights, options, values),
+        "triton": _too_wide(x.shape[-1], options),
+    }  # fmt: skip
+    start, named_eager = None if state is None else state.moments, impl == "eager"
+    impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale, start), unsupported,
+                  slower={"native": slower_in_order(x)})  # fmt: skip
+    if impl == "native":
+        qkv, proj, scale = weights
+        assert scale is not None
+        seen = seen_by_each(x[:, None], mask, None if state is None else state.count)
+        y, end = native.causal(x, qkv, proj, scale, mask, options.heads, options.order, seen, start)
+        return y, QtState(end, seen[:, -1].clone())
     if values is None and not named_eager:
         parts = decode.linear(x, *weights.qkv).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
@@ -265,6 +273,17 @@ def _heads(
     parts = project(qkv, x, context, values)
     q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
     return q, k, v
+
+
+def _chunk_obstacle(weights: QtWeights, options: QtOptions, values: Tensor | None) -> str | None:
+    """Why the causal C kernel cannot take a chunk, or None if it can."""
+    if values is not None:
+        return "computes keys and values from the same tokens"
+    if weights.scale is None or options.order == 0:
+        return 'supports form="compact" of order 1 or 2 only'
+    if not without_gradients("native"):
+        return "has no backward for causal order (call under torch.inference_mode() or torch.no_grad())"
+    return None
 
 
 def _too_wide(dim: int, options: QtOptions) -> str | None:

@@ -44,7 +44,7 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
     one = torch.ones_like(x[..., :1])
     if form == "compact":
         assert scale is not None
-        weights = _weights(scale, d, order, x.dtype)  # (heads, F, 1)
+        weights = factors(scale, d, order, x.dtype)  # (heads, F, 1)
         return torch.cat([one, x, x * x][: order + 1], dim=-1) * weights.view(
             -1, *(1,) * (x.ndim - 3), weights.shape[1]
         )
@@ -103,7 +103,7 @@ def _power_query(q: Tensor, moments: Tensor) -> Tensor:
     return total.expand(-1, -1, q.shape[2], -1)
 
 
-def _weights(scale: Tensor, d: int, order: int, dtype: torch.dtype, power: int = 1) -> Tensor:
+def factors(scale: Tensor, d: int, order: int, dtype: torch.dtype, power: int = 1) -> Tensor:
     """The factors γ, β (4/d)^¼ and α of the compact features to a power, (heads, F, 1); scale is (3, heads, 1, 1)."""
     alpha, beta, gamma = (scale.to(dtype) ** power).unbind()
     parts = [gamma, ((4 / d) ** (power / 4) * beta).expand(-1, d, -1), alpha.expand(-1, d, -1)]
@@ -112,7 +112,7 @@ def _weights(scale: Tensor, d: int, order: int, dtype: torch.dtype, power: int =
 
 def coefficients(scale: Tensor, d: int, order: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The factors of the products of compact features in the similarity, (heads, F, 1): those of φ, squared."""
-    return _weights(scale, d, order, dtype, power=2)
+    return factors(scale, d, order, dtype, power=2)
 
 
 # -- definitions of the operators
@@ -126,7 +126,7 @@ def moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, for
         values = hide(F.pad(v, (0, 1), value=1.0), mask)
         return taylor_features(hide(k, mask), form, order).transpose(-1, -2) @ values
     assert scale is not None
-    return _weights(scale, k.shape[-1], order, dtype) * _power_moments(k, v, mask, order)
+    return factors(scale, k.shape[-1], order, dtype) * _power_moments(k, v, mask, order)
 
 
 def query(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: int) -> Tensor:
@@ -135,7 +135,7 @@ def query(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: in
     if form == "full":
         return taylor_features(q, form, order) @ moments
     assert scale is not None
-    return _power_query(q, _weights(scale, q.shape[-1], order, moments.dtype) * moments)
+    return _power_query(q, factors(scale, q.shape[-1], order, moments.dtype) * moments)
 
 
 def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int) -> Tensor:

@@ -26,6 +26,19 @@ INLINE Sums sums_at(float *at, Heads g) {
   return (Sums){at, below, below + g.order * g.stride};
 }
 
+/* The moments of head h of sample b. */
+INLINE float *sums_of_head(float *to, int64_t b, int64_t h, Heads g) {
+  return to + (b * g.number + h) * (1 + g.order * g.each) * (g.each + 1);
+}
+
+/* b[r] = 1 if row r is a real token; else 0, and the row is zeroed. */
+static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s) {
+  for (int64_t r = 0; r < k.rows; r++) {
+    b[r] = !hidden(mask, s, k, r);
+    if (!b[r]) clear(row_of(u, r), u.width);
+  }
+}
+
 static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows && g.order == 2; r++)
     for (int64_t c = 0; c < g.stride; c += LANES) {

@@ -1,4 +1,4 @@
-"""The pooling and the querying of QT's compact form in C for the CPU, forward and backward.
+"""QT's compact form in C for the CPU: pooling and querying, forward and backward; the causal form, forward only.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
 x. Where `arrays.in_pairs` says so, the processor multiplies bfloat16 and sums in float32: products of tokens lose
@@ -26,7 +26,9 @@ from polymix.ops.native.arrays import (
     sizes_of,
 )
 from polymix.ops.native.library import call
+from polymix.ops.qt.eager import factors, least
 from polymix.ops.shared.blocks import output
+from polymix.ops.shared.tensors import Linear
 
 
 def _sizes(x: Tensor, weight: Tensor, heads: int, order: int, last: Tensor | None = None, out: int = 0) -> Sizes:
@@ -96,3 +98,31 @@ def spread_backward(
     call("qt_spread_backward", grad, x, inner, moments, least, outer, grad_x, grad_w, grad_b, grad_m, grad_last,
          grad_last_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b
+
+
+def causal(
+    x: Tensor, qkv: Linear, proj: Linear, scale: Tensor, mask: Tensor | None, heads: int, order: int, seen: Tensor,
+    start: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """QT in causal order with its maps, without gradients, in one pass that stores no sums, queries, keys or values.
+
+    Args:
+        x: (B, N, D) with at least one token.
+        qkv: W_q, W_k and W_v in one map.
+        proj: W_o.
+        scale: α, β, γ, (3, heads, 1, 1).
+        mask: (B, N), True for real tokens.
+        heads: the number of heads.
+        order: 1 or 2.
+        seen: (B, N), the number of real tokens up to each token, those of earlier calls included.
+        start: the moments before the first token, (B, heads, 1 + order · d, d + 1).
+    Returns:
+        The output (B, N, D), and the moments after the last token in float32. Neither depends on the number of threads,
+        to the bit.
+    """
+    sizes, d = _sizes(x, qkv[0], heads, order, proj[0], proj[0].shape[0]), x.shape[2] // heads
+    of_heads = factors(scale, d, 2, torch.float32)[:, [0, 1, 1 + d], 0].contiguous()
+    y, end = output(x, sizes.out), x.new_empty(x.shape[0], heads, 1 + order * d, d + 1, dtype=torch.float32)
+    call("qt_causal", dense(x), as_read(qkv, sizes.pairs), of_heads, hidden(mask), least(seen, torch.float32),
+         full(start), end, as_read(proj, sizes.pairs), y, sizes)  # fmt: skip
+    return y, end

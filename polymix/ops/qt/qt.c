@@ -31,9 +31,6 @@ static float *begin_sums(float *buffers, int64_t item, Run run, Heads g, const S
   if (item == run.from || !k.first) clear(sample_sums, g.number * size_of_sums(g));
   return sample_sums;
 }
-INLINE float *sums_of_head(float *to, int64_t b, int64_t h, Heads g) {
-  return to + (b * g.number + h) * (1 + g.order * g.each) * (g.each + 1);
-}
 static void add_all(float *to, const float *from, int64_t size) {
   for (int64_t c = 0; c < size; c += LANES) *at(to, c) += *(const vec *)(from + c);
 }
@@ -80,14 +77,6 @@ static void take_sample(MomentMaps *m, float *room, float *from, int64_t b, int 
 }
 
 /* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1]; W holds W_k, then W_v ---- */
-
-/* b[r] = 1 if row r is a real token; else 0, and the row is zeroed. */
-static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    b[r] = !hidden(mask, s, k, r);
-    if (!b[r]) clear(row_of(u, r), u.width);
-  }
-}
 
 /* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native import library
-from polymix.ops.shared.tensors import Linear, accumulator, cast
+from polymix.ops.shared.tensors import Linear, accumulator, autocast_dtype, cast
 
 # Larger pieces go back to the system, and clearing new pages costs as much as a product.
 MAX_KEPT_BYTES = 32 << 20
@@ -32,9 +32,23 @@ def fast_types() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64, *([torch.bfloat16] if AMX or AVX512_BF16 else []))
 
 
+MIN_CHUNK = 32  # a causal C kernel takes the tokens of each sequence apart
+
+
+def slower_in_order(x: Tensor) -> str | None:
+    """`slower_than_pytorch` for the causal C kernels, which also need some tokens in each sequence.
+
+    While a graph is traced, where they do not run, it must not depend on the number of tokens.
+    """
+    if not torch.compiler.is_compiling() and x.shape[1] < MIN_CHUNK:
+        return f"is slower with fewer than {MIN_CHUNK} tokens in a sequence"
+    return slower_than_pytorch(x)
+
+
 def slower_than_pytorch(x: Tensor) -> str | None:
     """Why "auto" should skip the C kernels for x on this processor, or None if it should not."""
-    if x.dtype != torch.bfloat16 or x.dtype not in fast_types() or library.multiplies_bf16():
+    dtype = autocast_dtype(x.device) or x.dtype
+    if dtype != torch.bfloat16 or dtype not in fast_types() or library.multiplies_bf16():
         return None
     return "is slower here: these kernels lack the bfloat16 products of this processor"
 

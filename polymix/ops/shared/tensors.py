@@ -68,7 +68,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     blocks = x.unflatten(-1, (weight.shape[0], -1)).transpose(-2, -3)  # (B, G, N, in / G)
     y = (blocks @ weight.mT).transpose(-2, -3).flatten(-2)
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def share(linear: Linear, first: int, last: int) -> Linear:
@@ -114,7 +114,7 @@ def scaled_linear(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None)
     if torch.compiler.is_compiling() or x.shape[1] < 2 * weight.shape[0]:
         return F.linear(x * scale, weight, bias)
     y = x @ (scale.mT * weight.t())
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +89,21 @@ def layer_rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """For each layer the time of its attention, and each candidate's time and damage, trained where it was."""
     labels = list(dict.fromkeys(row["mixer"] for row in content["times"] if row["mixer"] != KEEP))
     times = {(row["layer"], row["mixer"]): row["ms"] for row in content["times"]}
-    damages = {(row["layer"], row["mixer"]): row for row in content["damages"]}  # of the last stage that it reached
+    damages: dict[tuple[str, str], Mapping[str, Any]] = {}  # of the weights that it ends with
+    for row in content["damages"]:
+        pair, before = (row["layer"], row["mixer"]), damages.get((row["layer"], row["mixer"]))
+        if before is None or before["stage"] == "untrained" or _size(row) <= _size(before):
+            damages[pair] = row
     rows = []
     for layer in dict.fromkeys(row["layer"] for row in content["times"]):
         cells = [_cell(times.get((layer, label)), damages.get((layer, label))) for label in labels]
         rows.append((layer or "(the model)", f"{figure(times[layer, KEEP])} ms", *cells))
     return [("layer", "attention", *labels), *rows]
+
+
+def _size(row: Mapping[str, Any]) -> float:
+    """Its damage, as a number that can be compared."""
+    return math.inf if row["damage"] is None else float(row["damage"])
 
 
 def _cell(ms: float | None, damage: Mapping[str, Any] | None) -> str:

@@ -59,7 +59,9 @@ def _data(settings: Settings, source: Any) -> tuple[Any, dict[str, Any]]:
 
     if reads_text(source.model) and not foretells(source.model, {}):
         assert settings.data is not None
-        return Lines(settings.data, source, settings).loader(settings.batch), {}
+        lines = Lines(settings.data, source, settings)
+        shape = {} if settings.tokens is None else {"input": lines.full(settings.batch)}
+        return lines.loader(settings.batch), shape
     data = open_data(settings, source)
     batch = settings.batch or min(data.batch, BATCH)
     data.sample(source.model, batch, settings.device)  # raises where the model does not take it

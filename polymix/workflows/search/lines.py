@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ class Lines:
 
     def loader(self, batch: int | None) -> DataLoader[Any]:
         return DataLoader(self.lines, batch or BATCH, shuffle=True, collate_fn=self._together)  # type: ignore[arg-type]
+
+    def full(self, batch: int | None) -> dict[str, Any]:
+        """A batch of texts that have as many tokens as is asked for, on which layers are timed."""
+        text = " ".join(islice(cycle(self.lines), self.tokens))  # each line has a token or more
+        return self._together([text] * (batch or BATCH))
 
     def _together(self, lines: list[str]) -> dict[str, Any]:
         cut = {"padding": True, "truncation": True, "max_length": self.tokens, "return_tensors": "pt"}

@@ -126,6 +126,7 @@ class Run:
         self.results = results = opened(out, settings, machine, request.resume, **new)
         content = results.content
         if content["finished"] and out is not None:
+            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # there, if it was killed just before its end
             return Search(content, read_plan(out / PLAN))
         self._take_times(content["times"])
         self.scored = Damage(self.model, self.samples.scoring, self.kind, self.forward, request.memory)
@@ -154,10 +155,14 @@ class Run:
             got = f"candidates that all run out of memory in {next(name for name in options if not options[name])}"
             raise CapabilityError("mixers", got, f'one that fits, or "{KEEP}"', "Use a smaller batch.")
         least = shortest(options) / UNITS
+        if least > 1:
+            got = f"{', '.join(self.request.mixers)}, with which all layers take {least:.3g} times the attention's time"
+            raise OptionError("mixers", got, f'faster ones, or "{KEEP}"', "Or pass a longer input.")
         if least > self.request.budget:
             allowed = f"at least {math.ceil(1000 * least) / 1000:g}, the share that the fastest of all plans takes"
             got = f"{self.request.budget:g}, which no plan of these candidates meets"
-            raise OptionError("budget", got, allowed, "Raise it, or add faster mixers.")
+            cure = "Raise it, or add faster mixers." if least < 1 else "Pass faster mixers, or a longer input."
+            raise OptionError("budget", got, allowed, cure)
 
     def _useful(self, pair: Pair) -> bool:
         """Whether a candidate saves time, or must do because attention may not be kept."""
@@ -231,7 +236,10 @@ class Run:
         return pairs
 
     def _train(self, pairs: Sequence[Pair], untrained: Mapping[Pair, float]) -> dict[Pair, float]:
-        """Each mixer imitates the attention in its place; returns the damages. What got worse has its old weights."""
+        """Each mixer imitates the attention in its place; returns the damages. What got worse has its old weights.
+
+        Untrained mixers were scored on fewer samples: what seems worse is scored again with its old weights, on all.
+        """
         before = {pair: self.candidates.state(pair) for pair in pairs}
         diverged = list(self.results.content["diverged"])
         for place, label in enumerate(self.request.mixers):
@@ -247,9 +255,12 @@ class Run:
             if label in diverged:
                 self._restore(its, before)
         trained = self._score("trained", pairs)
-        worse = [pair for pair in pairs if not trained[pair] < untrained[pair]]
-        self._restore(worse, before)
-        return {**trained, **self._score("restored", worse)}
+        doubtful = [pair for pair in pairs if not trained[pair] < untrained[pair]]
+        learnt = {pair: self.candidates.state(pair) for pair in doubtful}
+        self._restore(doubtful, before)
+        restored = self._score("restored", doubtful)
+        self._restore([pair for pair in doubtful if trained[pair] < restored[pair]], learnt)
+        return {pair: min(damage, restored.get(pair, math.inf)) for pair, damage in trained.items()}
 
     def _restore(self, pairs: Sequence[Pair], states: Mapping[Pair, Any]) -> None:
         for pair in pairs:

@@ -68,8 +68,6 @@ def test_triton_asked_for_by_name_refuses_what_it_cannot(case, monkeypatch):
     mixer, x = of(make(case), "triton"), tokens(2, 11, 12)
     refuses(mixer, "triton", "float32", x)
     mixer, x = mixer.float(), x.float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        refuses(mixer, "triton", "autocast", x)
     with pytest.raises(CapabilityError, match=r"torch\.func"):
         torch.func.jvp(mixer, (x,), (x,))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -120,13 +118,6 @@ def test_auto_is_right_whichever_way_it_is_called(case):
     stacked = {name: torch.stack((p, 2 * p)) for name, p in weights.items()}
     many = torch.func.vmap(lambda w: torch.func.functional_call(mixer, w, (x,)))(stacked)
     close(many[0], expected, 1e-12)
-
-
-@main
-def test_auto_under_autocast_is_eager_under_autocast(case):
-    mixer, x = make(case).float(), tokens(2, 9, 12, dtype=torch.float32)
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(mixer(x), of(mixer, "eager")(x))
 
 
 @main

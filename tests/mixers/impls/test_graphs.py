@@ -7,7 +7,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 import polymix
 from polymix.errors import ShapeError
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_IN_A_GRAPH, MIN_TOKENS_TO_TRAIN
 from polymix.ops.native.library import why_not
 from tests.helpers import close, tokens
 
@@ -17,11 +16,8 @@ MANY, FEWER = 1030, 40
 
 
 @pytest.fixture(autouse=True)
-def thresholds(monkeypatch):
+def thresholds(real_thresholds):
     """The real ones: the other tests run kernels for any number of tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_IN_A_GRAPH", MIN_TOKENS_IN_A_GRAPH)
     torch._dynamo.reset()
 
 
@@ -106,17 +102,28 @@ def test_a_graph_without_the_kernels_is_plain_pytorch(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["padre", "pom"])
-def test_a_graph_under_torch_func_or_autocast_is_plain_pytorch(name):
+def test_a_graph_under_torch_func_is_plain_pytorch(name):
     mixer, x = make(name), some()
     run, found = compiled(torch.func.vmap(lambda x: mixer(x)))
     with torch.no_grad():
         close(run(x[None])[0], mixer(x), 1e-5)
     assert not found, "a kernel cannot run on the tensors of torch.func"
-    torch._dynamo.reset()
+
+
+@native
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_graph_under_autocast_has_the_kernel_and_its_dtypes(name, monkeypatch):
+    for unit in ("AMX", "AVX512_BF16"):
+        monkeypatch.setattr(f"polymix.ops.shared.blocks.{unit}", False)
+    mixer, x = make(name), some()
     run, found = compiled(mixer)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        run(x)
-    assert not found, "a kernel would ignore autocast"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, expected = run(x), mixer(x)
+        assert y.dtype == expected.dtype
+        close(y.float(), expected.float(), 0.02)
+        y.float().square().mean().backward()
+    assert found, "the kernel was left out"
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in mixer.parameters())
 
 
 @native

@@ -7,7 +7,6 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN
 from polymix.ops.native import library
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
@@ -191,8 +190,8 @@ def test_what_it_refuses():
     x = tokens(2, 11, 12, dtype=torch.float32)
     mixer = of(make("padre: 3").float(), "native")
     refuses(of(make("padre: 3"), "native"), "native", "float32", x.double())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        refuses(mixer, "native", "autocast", x)
+    with torch.autocast("cpu", dtype=torch.float16):
+        refuses(mixer, "native", "autocast to float16", x)
     refuses(of(make("padre: dilated").float(), "native"), "native", "dilation", x)
     refuses(of(make("padre: 3-D").float(), "native"), "native", "one or two axes", x[:, :1].expand(2, 30, 12))
     refuses(build("padre", 12, heads=2, impl="native").float(), "native", "one head", x)
@@ -203,9 +202,7 @@ def test_what_it_refuses():
 
 
 @pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
-def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, monkeypatch):
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
-    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
+def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, real_thresholds):
     mixer, x = make(case), tokens(2, 300, 12)
     assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
     mixer, x = mixer.float(), x.float()

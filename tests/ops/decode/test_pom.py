@@ -91,6 +91,6 @@ def test_calls_that_the_kernel_cannot_take_run_eager():
 
 @torch.inference_mode()
 def test_native_by_name_says_what_it_takes():
-    mixer = polymix.create_mixer("pom", 16, impl="native").eval()
-    with pytest.raises(polymix.errors.CapabilityError, match="continues a sequence by one token a call only"):
+    mixer = polymix.create_mixer("pom", 16, impl="native", rotary="1d").eval()
+    with pytest.raises(polymix.errors.CapabilityError, match="without rotary positions and decay"):
         mixer.prefill(torch.randn(1, 5, 16))

@@ -13,9 +13,9 @@ import torch
 from polymix.ops.gated import linear_gated
 from polymix.ops.native import arrays, library
 from polymix.ops.padre import padre_step
-from polymix.ops.pom import linear_powers
+from polymix.ops.pom import PomOptions, PomState, PomWeights, linear_powers, pom_chunk
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
-from polymix.ops.qt import qt_pool, qt_spread
+from polymix.ops.qt import QtOptions, QtState, QtWeights, qt_chunk, qt_pool, qt_spread
 
 ACTIVATIONS = ("identity", "gelu", "relu", "clamped_leaky_relu", "sigmoid", "hardsigmoid")
 
@@ -61,6 +61,58 @@ class Case:
 
     def mask(self):
         return self.maybe(torch.rand(self.batch, self.n, generator=self.generator) < 0.7)
+
+
+class Causal:
+    """A causal kernel, which has no gradients, called like an operator; a count before the first token or None."""
+
+    wrt = ()
+
+    def __init__(self, name):
+        self.name = name
+
+    @torch.no_grad()
+    def __call__(self, *args, impl):
+        y, state = getattr(self, self.name)(*args, impl)
+        return y, state[0], state.count
+
+    def pom(self, x, *args):
+        *weights, alpha, total, count, options, mask, impl = args
+        state = None if count is None else PomState(total, count)
+        maps = (tuple(weights[i : i + 2]) for i in (0, 2, 4))
+        return pom_chunk(x, state, PomWeights(*maps, alpha), options, mask=mask, impl=impl)
+
+    def qt(self, x, *args):
+        weight, bias, last, last_bias, scale, sums, count, options, mask, impl = args
+        weights = QtWeights((weight, bias), (last, last_bias), scale)
+        state = None if count is None else QtState(sums, count)
+        return qt_chunk(x, state, weights, options, mask=mask, impl=impl)
+
+
+def causal_pom(case):
+    dim, width = case.size(), case.size()
+    state = case.floats(case.batch, width), case.maybe(torch.randint(1, 300, (case.batch,), generator=case.generator))
+    options = PomOptions(case.random.choice(ACTIVATIONS[:4]), case.random.choice(("sigmoid", "hardsigmoid", "identity")),
+                         case.random.choice(("mean", "sum")))  # fmt: skip
+    maps = (*case.map(width, dim), *case.map(width, dim), *case.map(dim, width))
+    alpha = case.floats(width, case.random.randint(1, 4))
+    return (case.tokens(case.batch, case.n, dim), *maps, alpha, *state, options, case.mask())
+
+
+def causal_qt(case):
+    """Arguments of qt, with similarities far from zero: a quotient of small numbers magnifies what is rounded."""
+    heads, each, order = case.random.randint(1, 4), case.size(40), case.random.randint(1, 2)
+    dim = heads * each
+    weight, bias = case.map(3 * dim, dim)
+    weight[: 2 * dim] *= 0.3
+    bias = None if bias is None else 0.3 * bias
+    scale = torch.rand(3, heads, 1, 1, generator=case.generator) + torch.tensor([0.0, 0.0, 2.0])[:, None, None, None]
+    sums = 0.1 * case.floats(case.batch, heads, 1 + order * each, each + 1)
+    sums[:, :, 0, each] = 10.0
+    state = sums, case.maybe(torch.full((case.batch,), 5))
+    options = QtOptions(heads, "compact", order)
+    x = case.tokens(case.batch, case.n, dim)
+    return (x, weight, bias, *case.map(dim, dim), scale, *state, options, case.mask())
 
 
 def arguments(case):
@@ -116,7 +168,12 @@ def results(operator, args, impl, dtype, wanted, seed):
 
 def check(seed):
     case = Case(seed)
-    operator, args = arguments(case)
+    kinds = (
+        lambda case: (Causal("pom"), causal_pom(case)),
+        lambda case: (Causal("qt"), causal_qt(case)),
+        *7 * [arguments],
+    )
+    operator, args = kinds[seed % len(kinds)](case)
     expected = [i for i in operator.wrt if args[i] is not None and case.random.random() < 0.8]
     torch.set_num_threads(case.random.choice((1, 1, 2, 3, 5, 17)))
     ours = results(operator, args, "native", None, expected, seed)

@@ -7,31 +7,21 @@ import pytest
 import torch
 
 import polymix
-from polymix.ops.native import library
-from polymix.ops.pom import PomOptions, PomWeights
+from polymix.ops.pom import PomOptions, PomState, PomWeights, pom_chunk
 from polymix.ops.pom.native import causal
 from polymix.ops.shared.activations import ACTIVATIONS, GATES
 from tests.helpers import build as mixer_of
 from tests.helpers import poisoned, tokens
 from tests.mixers.impls.cases import of
 from tests.mixers.impls.test_choice import refuses
+from tests.ops.kernels import error_by_token, needs_it, padding
 
-NATIVE = library.why_not()
-needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: PoM's causal kernel in C: {NATIVE}")
 WIDTHS = [(60, 1), (60, 2), (64, 2)]  # no whole vectors, an odd number of them in a row, whole ones
 FLOAT, PERTURB = 3e-6, -6  # the tolerance in float32; glibc's M_PERTURB
 
 
 def make_mixer(dim=60, dtype=torch.float32, **options):
     return mixer_of("pom", dim, **options).to(dtype)
-
-
-def padding(batch, n):
-    """Masks with padding on the left, padding on the right, and padding only, in turns."""
-    mask, place = torch.ones(batch, n, dtype=torch.bool), torch.arange(n)
-    for b in range(batch):
-        mask[b] = (place >= n // 3, place <= n // 2, place < 0)[(b + n) % 3]
-    return mask
 
 
 @torch.no_grad()
@@ -49,12 +39,6 @@ def both(mixer, x, mask=None):
     return ours_of(mixer, x, mask), wanted_of(mixer, x, mask)
 
 
-def relative_error(ours, expected):
-    """The largest difference, relative to the largest entry of the same token, or to the median token's if larger."""
-    size = expected.abs().amax(-1, keepdim=True)
-    return ((ours.double() - expected).abs() / size.clamp_min(max(size.median().item(), 1e-30))).max().item()
-
-
 @pytest.fixture
 def fresh_memory_is_poison(monkeypatch):
     """Fill memory that torch allocates with NaN, and memory that C allocates with 3e38."""
@@ -64,21 +48,6 @@ def fresh_memory_is_poison(monkeypatch):
     mallopt(PERTURB, 0x80)
     yield
     mallopt(PERTURB, 0)
-
-
-@pytest.fixture
-def with_threads():
-    """Run with each of the given numbers of threads."""
-    before = torch.get_num_threads()
-
-    def each(*counts):
-        for count in counts:
-            torch.set_num_threads(count)
-            yield count
-        torch.set_num_threads(before)
-
-    yield each
-    torch.set_num_threads(before)
 
 
 @needs_it
@@ -93,7 +62,7 @@ def test_any_size(n, batch, dim, expand, with_threads):
         for threads in with_threads(1, 2, 3):
             ours = ours_of(mixer, x, mask)
             assert (ours.shape, ours.dtype) == (x.shape, x.dtype)
-            assert relative_error(ours, expected) < FLOAT, (
+            assert error_by_token(ours, expected) < FLOAT, (
                 f"{threads} threads: an edge was left out, or unwritten memory was read"
             )
 
@@ -107,7 +76,7 @@ def test_every_option(activation, gate, degree, reduction):
     mixer = make_mixer(activation=activation, gate=gate, degree=degree, reduction=reduction, bias=degree != 2)
     x = tokens(2, 257, 60, dtype=torch.float32)
     for mask in (None, padding(2, 257)):
-        assert relative_error(*both(mixer, x, mask)) < 2 * FLOAT, "wrong function or power"
+        assert error_by_token(*both(mixer, x, mask)) < 2 * FLOAT, "wrong function or power"
 
 
 @needs_it
@@ -118,9 +87,27 @@ def test_blocks_of_many_samples(batch, n, with_threads):
     expected = wanted_of(mixer, x)
     for _ in with_threads(1, 2, 3, 5):
         ours = ours_of(mixer, x)
-        assert ours.shape == expected.shape and (batch == 0 or relative_error(ours, expected) < FLOAT), (
+        assert ours.shape == expected.shape and (batch == 0 or error_by_token(ours, expected) < FLOAT), (
             "the sums of one sample reached another"
         )
+
+
+@needs_it
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("n", "cut"), [(3, 1), (130, 1), (257, 100), (600, 300)])
+def test_a_chunk_continues_from_a_state(reduction, n, cut):
+    """The kernel must continue the sums and counts of a state, and hand on those that eager code would."""
+    mixer, x = make_mixer(reduction=reduction), tokens(2, n, 60, dtype=torch.float32)
+    exact = of(mixer, "eager").double()
+    for mask in (None, padding(2, n)):
+        first, rest = (None if mask is None else mask[:, part] for part in (slice(0, cut), slice(cut, None)))
+        with torch.no_grad():
+            _, kept = exact.prefill(x[:, :cut].double(), mask=first)
+            start = PomState(kept.total.float(), kept.count)
+            y, state = pom_chunk(x[:, cut:], start, mixer._weights, mixer._options, mask=rest, impl="native")
+            expected, end = exact.prefill(x.double(), mask=mask)
+        assert error_by_token(y, expected[:, cut:]) < FLOAT, "the sums or the count before were lost"
+        assert error_by_token(state.total, end.total) < FLOAT and torch.equal(state.count, end.count)
 
 
 @needs_it
@@ -157,7 +144,7 @@ def test_a_later_token_changes_nothing_before_it(place):
 def test_padding_that_holds_nan():
     mixer, x, mask = make_mixer(), tokens(3, 257, 60, dtype=torch.float32), padding(3, 257)
     ours, expected = both(mixer, x.masked_fill(~mask[..., None], math.nan), mask)[0], both(mixer, x, mask)[1]
-    assert relative_error(ours[mask], expected[mask]) < FLOAT, "padding went into a sum"
+    assert error_by_token(ours[mask], expected[mask]) < FLOAT, "padding went into a sum"
 
 
 @needs_it
@@ -171,7 +158,7 @@ def test_any_layout():
     )  # fmt: skip
     for number, layout in enumerate(layouts):
         before, masks = layout.clone(), mask.t().contiguous().t()
-        assert relative_error(*both(mixer, layout, masks)) < FLOAT, f"layout {number}: wrong tokens were read"
+        assert error_by_token(*both(mixer, layout, masks)) < FLOAT, f"layout {number}: wrong tokens were read"
         assert torch.equal(layout, before), "the input was overwritten"
 
 
@@ -195,7 +182,7 @@ def test_sums_over_blocks_are_double():
     x[0, 0], x[0, 128 : 7 * 128], x[0, 7 * 128] = 1e10, 1.0, -1e10
     weights = PomWeights((identity, None), (torch.zeros(1, 1), one), (identity, None), identity)
     assert torch.equal(
-        causal(x, weights, PomOptions("identity", "identity", "sum"))[0, 8 * 128 :], torch.full((128, 1), 768.0)
+        causal(x, weights, PomOptions("identity", "identity", "sum"))[0][0, 8 * 128 :], torch.full((128, 1), 768.0)
     ), "sums over blocks are float32"
 
 
@@ -203,7 +190,7 @@ def test_sums_over_blocks_are_double():
 def test_processors_with_other_vectors(vectors):
     for (dim, expand), n in zip(WIDTHS, (100, 257, 1000), strict=True):
         mixer, x = make_mixer(dim, expand=expand), tokens(2, n, dim, dtype=torch.float32)
-        assert relative_error(*both(mixer, x, padding(2, n))) < FLOAT, "wrong with vectors of fewer than sixteen floats"
+        assert error_by_token(*both(mixer, x, padding(2, n))) < FLOAT, "wrong with vectors of fewer than sixteen floats"
 
 
 @needs_it

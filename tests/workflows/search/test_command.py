@@ -90,6 +90,21 @@ def test_text_models_are_searched_on_text(run, tmp_path, model, damage, no_progr
     assert content["damage"] == damage and content["points"]
 
 
+@pytest.mark.parametrize(("words", "size"), [((), (16, 10)), (("--tokens", "24", "--batch", "2"), (2, 24))])
+def test_an_encoder_is_timed_at_the_tokens_that_are_asked_for(run, tmp_path, monkeypatch, words, size):
+    """On short lines attention is so cheap that no mixer would win, whatever the length that a user has in mind."""
+    sizes = []
+
+    def noted(candidates, *rest):
+        sizes.extend(tuple(call.args[0].shape[:2]) for call in candidates.calls.values())
+        return fixed_times(candidates, *rest)
+
+    monkeypatch.setattr(stages, "layer_times", noted)
+    status, _, err = run("--model", "bert", "--data", "text.txt", *QUICK, *words, "--out", tmp_path / "found")
+    assert status == 0, err
+    assert set(sizes) == {size}
+
+
 def test_a_finished_search_is_resumed_to_itself(run, tmp_path):
     words = ("--model", "host.py:digits", "--data", "digits", *QUICK, "--out", tmp_path / "found")
     assert run(*words)[0] == 0

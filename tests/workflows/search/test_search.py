@@ -16,7 +16,7 @@ from polymix.train.distill.batches import features_of, logits_of
 from polymix.workflows.search import stages
 from polymix.workflows.search.damage import Damage
 from polymix.workflows.search.samples import parted
-from tests.workflows.search.helpers import bert, encoder, fixed_times, gpt2, images, louder, texts, vit, windows
+from tests.workflows.search.helpers import MS, bert, encoder, fixed_times, gpt2, images, louder, texts, vit, windows
 
 HOSTS = {"vit": (vit, images, "logits"), "bert": (bert, texts, "features"), "gpt2": (gpt2, windows, "logits")}
 QUICK = {"mixers": ("qt", "pom", "keep"), "steps": 24, "budget": 0.7}
@@ -131,6 +131,30 @@ def test_a_mixer_that_is_poor_untrained_is_trained_in_its_best_layers():
     assert set(near) == {("a", "qt"), ("b", "qt"), ("c", "qt"), *((layer, "pom") for layer in "abcd")}
 
 
+def test_training_is_undone_only_where_it_harms_on_the_same_samples():
+    """Untrained mixers are scored on a quarter of the samples, on which they may look better than on all."""
+    run = object.__new__(stages.Run)
+    scores = {
+        "trained": {"better": 1.0, "seems worse": 3.0, "worse": 3.0},
+        "restored": {"seems worse": 4.0, "worse": 2.0},
+    }
+    adapters = {name: torch.nn.Linear(1, 1) for name in scores["trained"]}
+    run.candidates = SimpleNamespace(adapters=adapters, state=lambda name: copy.deepcopy(adapters[name].state_dict()))
+    run.request = SimpleNamespace(mixers=())
+    run.results = SimpleNamespace(content={"diverged": []})
+    before = {name: adapter.weight.item() for name, adapter in adapters.items()}
+
+    def score(stage, pairs):
+        for name in pairs if stage == "trained" else ():
+            adapters[name].weight.data += 1  # as training would have
+        return {name: scores[stage][name] for name in pairs}
+
+    run._score = score
+    assert run._train(list(adapters), dict.fromkeys(adapters, 2.5)) == {"better": 1.0, "seems worse": 3.0, "worse": 2.0}
+    moved = {name: adapter.weight.item() != before[name] for name, adapter in adapters.items()}
+    assert moved == {"better": True, "seems worse": True, "worse": False}
+
+
 def test_mixers_are_scaled_to_the_data_and_not_to_the_input_that_is_timed(found):
     """On MiniLM, timed at random tokens, qt began ten times as far off."""
     _, answer = found("vit")
@@ -176,6 +200,15 @@ def test_layers_that_no_candidate_fits_are_an_error(mixers):
 def test_a_budget_that_cannot_be_met_says_the_least_that_can():
     with pytest.raises(OptionError, match=r"budget.*at least 0\.4,.*got 0\.3, which no plan"):
         polymix.search(vit(), images(), budget=0.3, mixers=("qt", "keep"), steps=2)
+
+
+def test_mixers_that_are_all_slower_than_attention_are_told_so(monkeypatch):
+    """No budget helps then: one above 1 is refused."""
+    monkeypatch.setitem(MS, "qt", 20.0)
+    with pytest.raises(OptionError, match=r"mixers.*faster ones, or .keep., got qt, with which .* take 2 times"):
+        polymix.search(vit(), images(), mixers=("qt",), steps=2)
+    with pytest.raises(OptionError, match=r"budget.*at least 1,.*Pass faster mixers, or a longer input"):
+        polymix.search(vit(), images(), mixers=("qt", "keep"), steps=2)
 
 
 @pytest.mark.parametrize(("data", "words"), [
