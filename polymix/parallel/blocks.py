@@ -19,9 +19,9 @@ from polymix.parallel.style import parallelize
 def split_blocks(blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     """Share the sequence x (B, N, D), the first argument of each block, among the processes of a mesh.
 
-    Every process calls the first block with the same whole x and gets the whole from the last one. In between it has its
-    own tokens; on a grid, whole rows. All processes compute what is in front of the blocks and behind them; so each must
-    begin its backward pass with its part of the gradient: the loss divided by the number of processes.
+    Every process calls the first block with the same whole x and gets the whole from the last one. In between it has
+    its own tokens; on a grid, whole rows. All processes compute what is in front of the blocks and behind them; so each
+    must begin its backward pass with its part of the loss, which is divided by the number of processes.
 
     Raises:
         CapabilityError: a mixer cannot be split.

@@ -81,7 +81,9 @@ def fit(
     """
     recipe = task.recipe
     step = 0 if before is None else int(before["step"])
-    task.slices = slices = Slices(step, slices_of(recipe, place.batch_world, before), place.batch_rank, place.batch_world)
+    task.slices = slices = Slices(
+        step, slices_of(recipe, place.batch_world, before), place.batch_rank, place.batch_world
+    )
     average = averaged(model, recipe.ema, recipe.ema_rise, recipe.ema_buffers) if recipe.ema else None
     for weights in (model,) if average is None else (model, average.module):
         place.split(task, weights)

@@ -73,8 +73,8 @@ def unit_of(metrics: Sequence[Metric], name: str) -> str:
 class Process:
     """One of `world` processes that work together, and its device.
 
-    total: sums a tensor over all of them. local: of a batch on the device, what this process computes: its tokens, where
-    several processes share each sequence. These have the same rank.
+    total: sums a tensor over all of them. local: of a batch on the device, what this process computes: its tokens,
+    where several processes share each sequence. These have the same rank.
     """
 
     device: Any = "cpu"
@@ -131,9 +131,9 @@ class Task(ABC, Generic[R, D]):
             has "classes", their names.
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
         start_counts: whether keep="best" may keep the weights before the first step.
-        splits: how several processes share a sequence. "tokens": each has its own tokens from the batch to the loss, and
-            `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `split_blocks`; None:
-            they cannot.
+        splits: how several processes share a sequence. "tokens": each has its own tokens from the batch to the loss,
+            and `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `split_blocks`;
+            None: they cannot.
 
     Attributes:
         recipe: the options. say: where lines for the user go. slices: of the present run, which the engine sets.

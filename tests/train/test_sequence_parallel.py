@@ -1,0 +1,75 @@
+"""Processes of torchrun share each sequence: the same losses and weights as one process, whoever holds the tokens.
+
+The weights are averaged and clipping acts, so that each of them would show. Nothing is dropped: parts of a sequence
+drop other tokens than the whole.
+"""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from polymix.domains.text.recipe import TextRecipe
+from polymix.errors import OptionError
+from polymix.train.run import check_recipe
+from tests.domains.texts import folder as text_files
+from tests.train.test_elastic import STEPS, largest_difference, outcome, start
+
+OPTIONS = {"dropout": 0.0, "mixers": ("pom:decay=2", "local", "linear"), "num_layers": 3, "positions": "learned"}
+two_processes = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shared")
+    text_files(root / "texts")
+    assert start(root, root / "whole", **OPTIONS) == [0]
+    return root
+
+
+def check(out, folder, bound=1e-4):
+    """The weights, losses and measurements of a run, as those of one process."""
+    (weights, rows), (expected, whole) = outcome(out), outcome(folder / "whole")
+    assert largest_difference(weights, expected) < bound
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, STEPS + 1))
+    for name in ("loss", "gradient_norm", "val_loss"):
+        mine, others = ([row[name] for row in each if name in row] for each in (rows, whole))
+        assert mine == pytest.approx(others, rel=max(1e-4, bound)), name
+
+
+@two_processes
+@pytest.mark.parametrize(("world", "shares", "more"), [
+    (2, 2, {"accumulate": 2}),
+    pytest.param(4, 2, {"checkpointing": True}, marks=pytest.mark.slow),
+    pytest.param(3, 3, {"packing": "segments"}, marks=pytest.mark.slow),
+    pytest.param(4, 2, {"strategy": "fsdp", "accumulate": 2}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_shared_sequences_train_as_one_process_does(folder, tmp_path, world, shares, more):
+    assert start(folder, tmp_path / "run", world, sequence_parallel=shares, **{**OPTIONS, **more}) == [0] * world
+    check(tmp_path / "run", folder)
+
+
+@two_processes
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [((4, 4), (3, 3)), ((2, 2), (1, 1)), ((2, 1), (4, 2)), ((1, 1), (2, 2))])
+def test_a_killed_run_goes_on_with_other_processes(folder, tmp_path, first, then):
+    """(processes, of which so many share a sequence): the same samples in the same order."""
+    (world, shares), (later, later_shares), out = first, then, tmp_path / "run"
+    dead = [-signal.SIGKILL] * world
+    assert start(folder, out, world, dies_at=4, sequence_parallel=shares, **OPTIONS) == dead
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+    assert start(folder, out, later, sequence_parallel=later_shares, **OPTIONS) == [0] * later
+    check(out, folder)
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
+    from polymix.domains.faces.recipe import FacesRecipe
+
+    with pytest.raises(OptionError, match="a divisor of the number of processes"):
+        check_recipe(TextRecipe(sequence_parallel=2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match="no sequence that processes can share"):
+        check_recipe(FacesRecipe(sequence_parallel=2, batch_size=2))
