@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,18 +31,20 @@ def split_blocks(blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     ends = Ends(Processes(group))
     for block in blocks:
         parallelize(block, mesh)
-        for mixer in block.modules():
-            if isinstance(mixer, TokenMixer):
-                ends.take(mixer)
+        for part in block.modules():
+            ends.drops |= isinstance(part, nn.Dropout) and part.p > 0
+            if isinstance(part, TokenMixer):
+                ends.take(part)
     blocks[0].register_forward_pre_hook(ends.cut, with_kwargs=True)
     blocks[-1].register_forward_hook(ends.join)
 
 
 class Ends:
-    """The two ends of shared blocks. row: tokens that stay together, those of a row of the mixers' grid."""
+    """The two ends of shared blocks. grid: of mixers that need whole rows. row: tokens that stay together."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes, self.row, self.length = processes, 1, 0
+        self.whole_rows, self.drops, self.grid = False, False, (0,)
 
     def take(self, mixer: TokenMixer) -> None:
         """Note what a mixer needs."""
@@ -49,16 +52,20 @@ class Ends:
         if getattr(config, "num_prefix_tokens", 0):
             got = f"a {mixer.name} with a class token in front of its grid"
             raise CapabilityError("sequence_parallel", got, "tokens alone", "Classify from the mean of the tokens.")
-        grid = config.built_grid
-        if grid is not None and len(grid) > 1 and mixer.capabilities.sequence == "halo":
-            self.row = max(self.row, int(torch.Size(grid[1:]).numel()))
+        if mixer.capabilities.sequence == "halo":
+            self.whole_rows, self.grid = True, config.built_grid or self.grid
 
     def cut(self, block: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         x = arguments[0] if arguments else None
+        if self.whole_rows:
+            self.row = math.prod((options.get("grid") or self.grid)[1:])
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] % self.row:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError("x", got, f"(B, N, D) with whole rows of {self.row} tokens", "")
         self.length = x.shape[1]
+        if self.drops and block.training and self.length // self.row % self.processes.size:
+            got = f"dropout in {self.length} tokens on {self.processes.size} processes"
+            raise CapabilityError("dropout", got, "parts of one length, or 0", "Or the processes would draw apart.")
         own = shard(x.unflatten(1, (-1, self.row)), self.processes.group).flatten(1, 2)
         return (own, *arguments[1:]), options
 

@@ -128,7 +128,8 @@ class Place:
         from polymix.parallel.blocks import split_blocks
 
         if task.splits == "blocks":
-            split_blocks(task.split_blocks(model), self.mesh["cp"])
+            for run in task.shared_blocks(model):
+                split_blocks(run, self.mesh["cp"])
         else:
             parallelize(model, self.mesh["cp"])
 

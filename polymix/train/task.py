@@ -132,7 +132,7 @@ class Task(ABC, Generic[R, D]):
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
         start_counts: whether keep="best" may keep the weights before the first step.
         splits: how several processes share a sequence. "tokens": each has its own tokens from the batch to the loss,
-            and `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `split_blocks`;
+            and `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `shared_blocks`;
             None: they cannot.
 
     Attributes:
@@ -276,13 +276,13 @@ class Task(ABC, Generic[R, D]):
         """
         raise TypeError(f"{type(self).__name__} splits tokens and has no local")
 
-    def split_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The blocks, one after another, within which several processes share a sequence (B, N, D)."""
-        found: Any = getattr(model, "blocks", None)
-        if not isinstance(found, (nn.ModuleList, nn.Sequential)) or not len(found):
+    def shared_blocks(self, model: nn.Module) -> Sequence[Sequence[nn.Module]]:
+        """Runs of blocks, one after another, within each of which several processes share a sequence (B, N, D)."""
+        blocks: Any = getattr(model, "blocks", None)
+        if not isinstance(blocks, (nn.ModuleList, nn.Sequential)) or not len(blocks):
             got = f"{self.recipe.sequence_parallel} for a {type(model).__name__}"
             raise OptionError("sequence_parallel", got, "a model with `blocks`, one after another", "Pass 1.")
-        return list(found)
+        return [list(blocks)]
 
     # What is said of it
 

@@ -5,16 +5,19 @@ drop other tokens than the whole.
 """
 
 import json
+import os
 import signal
 
 import pytest
 import torch
 
 from polymix.domains.text.recipe import TextRecipe
-from polymix.errors import OptionError
-from polymix.train.run import check_recipe
+from polymix.errors import OptionError, PolymixError
+from polymix.train.registry import recipe_class
+from polymix.train.run import check_recipe, train
 from tests.domains.texts import folder as text_files
-from tests.train.test_elastic import STEPS, largest_difference, outcome, start
+from tests.processes import fork, statuses
+from tests.train.test_elastic import STEPS, environments, largest_difference, outcome, start
 
 OPTIONS = {"dropout": 0.0, "mixers": ("pom:decay=2", "local", "linear"), "num_layers": 3, "positions": "learned"}
 two_processes = pytest.mark.skipif(
@@ -44,12 +47,12 @@ def check(out, folder, bound=1e-4):
 @pytest.mark.parametrize(("world", "shares", "more"), [
     (2, 2, {"accumulate": 2}),
     pytest.param(4, 2, {"checkpointing": True}, marks=pytest.mark.slow),
-    pytest.param(3, 3, {"packing": "segments"}, marks=pytest.mark.slow),
+    pytest.param(3, 3, {"precision": "bfloat16"}, marks=pytest.mark.slow),
     pytest.param(4, 2, {"strategy": "fsdp", "accumulate": 2}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_shared_sequences_train_as_one_process_does(folder, tmp_path, world, shares, more):
     assert start(folder, tmp_path / "run", world, sequence_parallel=shares, **{**OPTIONS, **more}) == [0] * world
-    check(tmp_path / "run", folder)
+    check(tmp_path / "run", folder, 1e-4 if "precision" not in more else 2e-2)
 
 
 @two_processes
@@ -65,11 +68,39 @@ def test_a_killed_run_goes_on_with_other_processes(folder, tmp_path, first, then
     check(out, folder)
 
 
-def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
-    from polymix.domains.faces.recipe import FacesRecipe
+def train_tiny(domain, out, options, environment):
+    """One process of a run of a domain's smallest preset."""
+    os.environ.update(environment)
+    train(recipe_class(domain).tiny().changed(control=False, **options), out, data_folder=out.parent / "data")
 
+
+@two_processes
+@pytest.mark.parametrize(("domain", "options"), [
+    ("classify", {"mixer": "padre"}),
+    pytest.param("classify", {"mixer": "pom", "accumulate": 2}, marks=pytest.mark.slow),
+    pytest.param("generation", {"mixer": "pom"}, marks=pytest.mark.slow),
+    pytest.param("satellite", {"mixer": "padre"}, marks=pytest.mark.slow),
+    pytest.param("segment3d", {"mixer": "qt"}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_domains_share_the_tokens_within_their_blocks(domain, options, tmp_path):
+    for world in (1, 2):
+        runs = [(domain, tmp_path / str(world), {**options, "sequence_parallel": world}, each)
+                for each in environments(world, tmp_path / str(world))]  # fmt: skip
+        assert statuses([fork(train_tiny, *run) for run in runs]) == [0] * world
+    (weights, rows), (expected, whole) = outcome(tmp_path / "2"), outcome(tmp_path / "1")
+    assert largest_difference(weights, expected) < 1e-4
+    for mine, others in zip(rows, whole, strict=True):
+        numbers = {name: value for name, value in others.items() if isinstance(value, (int, float))}
+        assert {name: mine[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-4)
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
     with pytest.raises(OptionError, match="a divisor of the number of processes"):
         check_recipe(TextRecipe(sequence_parallel=2))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="no sequence that processes can share"):
-        check_recipe(FacesRecipe(sequence_parallel=2, batch_size=2))
+        check_recipe(recipe_class("faces")(sequence_parallel=2, batch_size=2))
+    for option, value, what in (("mixer", "softmax", "softmax"), ("short_conv", 4, "short_conv"),
+                                ("packing", "segments", "segments")):  # fmt: skip
+        with pytest.raises(PolymixError, match=what):
+            check_recipe(TextRecipe.make({"sequence_parallel": 2, "mixer": "pom", option: value}))

@@ -19,7 +19,7 @@ from polymix.convert.adapters.libraries import load_whole, local_files
 from polymix.domains.text import data as reading
 from polymix.domains.text import metrics as measuring
 from polymix.domains.text.data import VOCAB, TextData
-from polymix.domains.text.model import build_model, model_config
+from polymix.domains.text.model import build_model, check_split, model_config
 from polymix.domains.text.recipe import TextRecipe
 from polymix.domains.text.tokens import Batch, Windows, parts_of_steps
 from polymix.files import write_files
@@ -48,6 +48,8 @@ class TextTask(Task[TextRecipe, TextData]):
         config = model_config(self.recipe, self.recipe.vocab or VOCAB)
         size = check_model(lambda: build_model(config), "recipe", "its model")
         check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
+        if self.recipe.sequence_parallel > 1:
+            check_split(config, self.recipe.packing)
 
     def load(self, folder: Path) -> TextData:
         return reading.load(self.recipe, folder, self.say)
