@@ -49,9 +49,6 @@ class Ends:
     def take(self, mixer: TokenMixer) -> None:
         """Note what a mixer needs."""
         config = mixer.config
-        if getattr(config, "num_prefix_tokens", 0):
-            got = f"a {mixer.name} with a class token in front of its grid"
-            raise CapabilityError("sequence_parallel", got, "tokens alone", "Classify from the mean of the tokens.")
         if mixer.capabilities.sequence == "halo":
             self.whole_rows, self.grid = True, config.built_grid or self.grid
 

@@ -64,7 +64,7 @@ def test_shared_blocks_are_exact(tmp_path):
     assert statuses([fork(work, rank, 2, port, tmp_path) for rank in range(2)]) == [0, 0]
     for rank in range(2):
         report = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert "class token" in report.pop("refused")
+        assert "padre" in report.pop("refused")
         assert not {spec: value for spec, value in report.items() if not value < 1e-12}, "15 tokens, 5 rows of 3"
 
 
