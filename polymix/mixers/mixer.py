@@ -53,6 +53,11 @@ class Polynomial:
         return "neither a polynomial nor a quotient of two"
 
 
+def is_shared(mixer: nn.Module) -> bool:
+    """Whether several processes share the mixer's sequences: `polymix.parallelize` gave it other functions."""
+    return "prefill" in vars(mixer)
+
+
 class TokenMixer(nn.Module, ABC):
     """Base class of all mixers: a module that maps tokens (B, N, D) to (B, N, D).
 

@@ -1,6 +1,6 @@
 """One sequence on many processes: each holds some of its tokens, and mixers exchange states or edges."""
 
-from polymix.parallel.layout import ORDERS, shard
-from polymix.parallel.style import SequenceParallel, parallelize
+from polymix.parallel.layout import ORDERS, gather, mean_loss, positions, shard
+from polymix.parallel.style import SequenceParallel, alone, parallelize
 
-__all__ = ["ORDERS", "SequenceParallel", "parallelize", "shard"]
+__all__ = ["ORDERS", "SequenceParallel", "alone", "gather", "mean_loss", "parallelize", "positions", "shard"]

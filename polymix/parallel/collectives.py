@@ -20,6 +20,10 @@ class Processes:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size, self.sent = group, dist.get_rank(group), dist.get_world_size(group), 0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        """Itself: a copy of a model, such as an average of its weights, has the same processes."""
+        return self
+
     def run(self, work: Callable[[], Any]) -> None:
         """Run a collective. ParallelError, which names this process, where another is gone or does not come."""
         try:
@@ -59,6 +63,12 @@ class Processes:
         """The sum of x over the processes."""
         y: Tensor = _Sum.apply(self, x)
         return y
+
+    def collect(self, x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """x (B, n, …) of each process, of n = lengths[p] tokens."""
+        rows = x.transpose(0, 1)
+        received = self.exchange(torch.cat([rows] * self.size), [len(rows)] * self.size, lengths)
+        return [part.transpose(0, 1) for part in received.split(list(lengths))]
 
     def exchange(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Send send[p] rows of x to process p, in order, and return the receive[p] rows of each."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from polymix.errors import CapabilityError, MaskError, ShapeError
+from polymix.errors import CapabilityError, MaskError, PolymixError, ShapeError
 from polymix.mixers.checks import MixerCall, check_tokens
+from polymix.mixers.heads_mixer import Elsewhere
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import missing_capability
 from polymix.mixers.states import Place, Summary
 from polymix.ops.shared.masks import zero_broken_padding
 from polymix.parallel.collectives import Processes
-from polymix.parallel.layout import Part, parts_of
+from polymix.parallel.draws import with_own_draws
+from polymix.parallel.layout import Part, joined, padded, parts_of
+from polymix.parallel.segments import by_segments, first_seen
 
 
 @torch.compiler.disable
@@ -28,78 +33,127 @@ def forward(
         CapabilityError: what the mixer cannot do on several processes, before any communication. ShapeError,
             MaskError: an argument of this process is wrong; the others raise ParallelError, which names it.
     """
-    mask, causal = options.get("mask"), options.get("causal")
+    causal = options.get("causal")
     causal = int(mixer.config.causal_by_build if causal is None else causal)
     refuse(mixer, context, causal, options)
-    rank, error = processes.rank, None
-    try:
-        _check(mixer, x, mask)
-    except (ShapeError, MaskError) as wrong:
-        error = wrong
-    n, batch = (x.shape[1], x.shape[0]) if error is None else (0, 0)
-    rows = processes.agree((n, batch, mask is not None, causal), error, x.device)
-    if len({tuple(row[1:2] + row[3:]) for row in rows}) > 1:
-        got = f"(batch, causal) of {[(row[1], row[3]) for row in rows]}"
-        raise ShapeError("x", got, "the same on all processes", "Split tokens, not samples.")
-    lengths = [row[0] for row in rows]
-    if sum(lengths) == 0:
-        raise ShapeError("x", "no tokens on any process", "at least one", "")
-    masks = None
-    if any(row[2] for row in rows):
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        x = zero_broken_padding(x, mask) if n else x
-        wide = mask.new_zeros(batch, max(lengths))
-        wide[:, :n] = mask
-        masks = processes.all_gather(wide)
-    parts = parts_of(lengths, order)
-    whole = None if masks is None else torch.cat(
-        [masks[p.rank][:, p.offset : p.offset + p.last - p.first] for p in parts], dim=1)  # fmt: skip
-    part = Whole(mixer, processes, parts, whole, causal, options.get("grid") or mixer.config.built_grid)
+    whole, x = _agreed(mixer, processes, order, x, causal, options)
     mode = mixer.capabilities.sequence
-    if mode == "halo":
-        outputs = part.by_halo(x)
-    elif mode == "channels":
-        return mixer.drop(part.by_channels(x))
+    if mode in ("halo", "gather") or (mode == "channels"):
+        y = {"halo": whole.by_halo, "gather": whole.by_gather, "channels": whole.by_channels}[mode](x)
+    elif whole.segments is not None:
+        y = by_segments(whole, x)
     else:
-        outputs = part.by_scan(x) if causal or mode == "scan" else part.by_sum(x)
-    own = sorted((p for p in parts if p.rank == rank), key=lambda p: p.offset)
-    y = torch.cat([outputs[p] for p in own], dim=1)
-    return mixer.drop(y) if mixer.drop.training else y
+        y = whole.by_scan(x)[0] if causal or mode == "scan" else whole.by_sum(x)
+    return finished(mixer, processes, x, y)
+
+
+@torch.compiler.disable
+def prefill(
+    mixer: TokenMixer, processes: Processes, order: str, x: Tensor, state: Any = None, *, mask: Tensor | None = None,
+    causal: bool | int = True,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """`mixer.prefill` for this process's tokens of the next piece of a sequence.
+
+    state: after the earlier pieces, the same on all processes; so is the state that it returns.
+    Raises as `forward`.
+    """
+    refuse(mixer, None, int(causal), {"mask": mask})
+    mode = mixer.capabilities.sequence
+    if not mixer.capabilities.recurrent or mode == "channels":
+        got = f"prefill of a {mixer.name} on several processes, which hands on no state"
+        allowed = "pom, qt, linear, hydra, performer, mamba, local or a causal padre"
+        raise CapabilityError("mixer", got, allowed, "Run it on one process.")
+    whole, x = _agreed(mixer, processes, order, x, 1, {"mask": mask}, state)
+    y, state = whole.continue_halo(x) if mode == "halo" else whole.by_scan(x)
+    return finished(mixer, processes, x, y), state
+
+
+def finished(mixer: TokenMixer, processes: Processes, x: Tensor, y: Tensor) -> Tensor:
+    """The outputs after dropout, with draws of this process's own."""
+    if x.shape[1] == 0:  # gradients of zero, not none: engines wait for those of every weight
+        y = y + sum(p.flatten()[:0].sum() for p in mixer.parameters()).to(y.dtype)  # type: ignore[union-attr]
+    return with_own_draws(mixer.drop, processes, y) if mixer.drop.training and mixer.drop.p else y
 
 
 def refuse(mixer: TokenMixer, context: Any, causal: int, options: dict[str, Any]) -> None:
     """Raise CapabilityError for what is not computed on several processes."""
-    if mixer.capabilities.sequence is None:
+    can = mixer.capabilities
+    if can.sequence is None:
         raise missing_capability(mixer.name, "sequence", "mixer", "one sequence on several processes")
-    if causal and not mixer.capabilities.causal:
+    if isinstance(getattr(mixer, "qkv", None), Elsewhere):
+        got = f"a {mixer.name} whose projections belong to the layer around it"
+        raise CapabilityError("mixer", got, "a mixer with its own", "Convert to mixers with projections of their own.")
+    if causal and not can.causal:
         raise missing_capability(mixer.name, "causal", "causal", "causal=True")
     mask = options.get("mask")
     for name, used in (("context", context is not None), ("values", options.get("values") is not None),
-                       ("segments", options.get("segments") is not None), ("causal", causal > 1),
+                       ("causal", causal > 1 and can.sequence != "gather"),
                        ("mask", isinstance(mask, Tensor) and mask.ndim == 3)):  # fmt: skip
         if used:
             got = {"causal": f"blocks of {causal} tokens", "mask": "a mask for each query"}.get(name, f"{name}=")
-            raise CapabilityError(name, f"{got} in a {mixer.name} on several processes", "padding masks alone",
+            raise CapabilityError(name, f"{got} in a {mixer.name} on several processes", "padding and segments alone",
                                   "Run this mixer on one process, or leave it out.")  # fmt: skip
-    if mask is not None and "padding" not in mixer.capabilities.masks:
-        raise missing_capability(mixer.name, "padding", "mask", "a padding mask")
+    for argument, capability in (("mask", "padding"), ("segments", "segments")):
+        if options.get(argument) is not None and capability not in can.masks:
+            raise missing_capability(mixer.name, capability, argument, f"{argument}= ({capability})")
 
 
-def _check(mixer: TokenMixer, x: Tensor, mask: Any) -> None:
+def _check(mixer: TokenMixer, x: Tensor, mask: Any, segments: Any, state: Any) -> None:
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] > 0:
         check_tokens(mixer, "x", x)
     if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == x.shape[:2]):
         raise MaskError("mask", str(getattr(mask, "shape", mask)), f"boolean {tuple(x.shape[:2])}", "Split it as x.")
+    if segments is not None and not (isinstance(segments, Tensor) and segments.shape == x.shape[:2]
+                                     and not segments.is_floating_point()):  # fmt: skip
+        got = str(getattr(segments, "shape", segments))
+        raise MaskError("segments", got, f"integer ids {tuple(x.shape[:2])}", "Split them as x.")
+    if state is not None:
+        mixer.state_spec(x.shape[0]).check(state, x)
+
+
+def _agreed(
+    mixer: TokenMixer, processes: Processes, order: str, x: Tensor, causal: int, options: dict[str, Any],
+    state: Any = None,
+) -> tuple[Whole, Tensor]:  # fmt: skip
+    """What each process knows of the whole after one exchange of lengths, or two; and x without broken padding."""
+    mask, segments, error = options.get("mask"), options.get("segments"), None
+    try:
+        _check(mixer, x, mask, segments, state)
+    except PolymixError as wrong:
+        error = wrong
+    n, batch = (x.shape[1], x.shape[0]) if error is None else (0, 0)
+    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    numbers = n, mask is not None, batch, causal, segments is not None, state is not None
+    rows = processes.agree(numbers, error, device)
+    if len({tuple(row[2:]) for row in rows}) > 1:
+        got = f"(batch, causal, segments, state) of {[tuple(row[2:]) for row in rows]}"
+        raise ShapeError("x", got, "the same on all processes", "Split tokens, not samples, and pass the same to all.")
+    lengths = [row[0] for row in rows]
+    if sum(lengths) == 0:
+        raise ShapeError("x", "no tokens on any process", "at least one", "")
+    parts = parts_of(lengths, order)
+    whole_mask = None
+    if any(row[1] for row in rows):
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=device) if mask is None else mask
+        x = zero_broken_padding(x, mask) if n else x
+        whole_mask = joined(processes.all_gather(padded(mask, max(lengths))), parts)
+    ids = None if segments is None else joined(processes.all_gather(padded(segments.long(), max(lengths))), parts)
+    grid = options.get("grid") or mixer.config.built_grid
+    return Whole(mixer, processes, parts, whole_mask, causal, grid, ids, state), x
 
 
 class Whole:
-    """One call: a mixer, and what each process knows of the whole sequence. mask: (B, N) of the whole, or None."""
+    """One call: a mixer, and what each process knows of the whole sequence.
+
+    mask, segments: (B, N) of the whole, or None. start: the state in front of it.
+    """
 
     def __init__(
         self, mixer: Any, processes: Processes, parts: list[Part], mask: Tensor | None, causal: int,
-        grid: tuple[int, ...] | None,
+        grid: tuple[int, ...] | None, segments: Tensor | None = None, start: Any = None,
     ) -> None:  # fmt: skip
         self.mixer, self.processes, self.parts, self.mask, self.causal = mixer, processes, parts, mask, causal
+        self.segments, self.start, self.seen = segments, start, getattr(start, "count", None)
         self.total = parts[-1].last
         self.own = [p for p in parts if p.rank == processes.rank]
         self.grid = (self.total,) if grid is None or len(grid) == 1 else tuple(grid)
@@ -111,9 +165,18 @@ class Whole:
         real = self._real(first, last)
         return torch.full(x.shape[:1], last - first, device=x.device) if real is None else real.sum(1)
 
+    def _in_order(self, outputs: dict[Part, Tensor]) -> Tensor:
+        """The outputs of own parts, as this process holds its tokens."""
+        return torch.cat([outputs[p] for p in sorted(self.own, key=lambda p: p.offset)], dim=1)
+
+    def _before_part(self, place: int, x: Tensor) -> Tensor:
+        """(B) the real tokens in front of a place, those of earlier pieces too."""
+        count = self._count(0, place, x)
+        return count if self.seen is None or self.seen.is_floating_point() else count + self.seen
+
     def _tokens(self, x: Tensor, part: Part) -> tuple[Tensor, Tensor | None, Place]:
         """A part's tokens, mask and place; one hidden token where it has none, so that it takes part all the same."""
-        place = Place(part.first, self.total, self._count(0, part.first, x), self.grid)
+        place = Place(part.first, self.total, self._before_part(part.first, x), self.grid)
         own = x[:, part.offset : part.offset + part.last - part.first]
         if part.first == part.last:  # the sum of none: zero, and in the graph of x
             return own.sum(1, keepdim=True), x.new_zeros(x.shape[0], 1, dtype=torch.bool), place
@@ -121,7 +184,7 @@ class Whole:
 
     # -- states
 
-    def by_sum(self, x: Tensor) -> dict[Part, Tensor]:
+    def by_sum(self, x: Tensor) -> Tensor:
         tokens = {part: self._tokens(x, part) for part in self.own}
         summaries = [self.mixer.summary(*tokens[part]) for part in self.own]
         kind = type(summaries[0].state)
@@ -131,9 +194,12 @@ class Whole:
             added = summaries[0] if len(summaries) == 1 else summaries[0].merge(summaries[1])
             fields = [self.processes.total(f) if f.is_floating_point() else f for f in added.state]
             state = kind(*(f if f.is_floating_point() else self._count(0, self.total, x) for f in fields))
-        return {p: self.mixer.read_state(t[0], state, t[1], t[2])[:, : p.last - p.first] for p, t in tokens.items()}
+        return self._in_order(
+            {p: self.mixer.read_state(t[0], state, t[1], t[2])[:, : p.last - p.first] for p, t in tokens.items()}
+        )
 
-    def by_scan(self, x: Tensor) -> dict[Part, Tensor]:
+    def by_scan(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The outputs in causal order, and the state after all tokens, on every process."""
         starts = self._windows(x)
         tokens = {part: self._tokens(x, part) for part in self.own}
         gathered = self._gathered([self.mixer.summary(*tokens[p], starts[p]) for p in self.own])
@@ -143,7 +209,7 @@ class Whole:
             start = starts[part]
             state = state if start is None else state._replace(window=start.window)
             outputs[part] = self.mixer.scan(tokens[part][0], state, tokens[part][1])[0][:, : part.last - part.first]
-        return outputs
+        return self._in_order(outputs), self._merged(gathered, len(self.parts)).state
 
     def _gathered(self, summaries: list[Summary]) -> list[Summary]:
         """The summary of each part of the sequence, in its order, by one collective."""
@@ -165,7 +231,7 @@ class Whole:
     def _merged(self, summaries: list[Summary], count: int) -> Summary:
         """The first `count` summaries merged. The others enter as of no tokens: a process that left them out would
         miss the backward pass of the collective, and the others would wait for it."""
-        merged = None
+        merged = None if self.start is None else Summary(self.start)
         for place, (state, carry) in enumerate(summaries):
             if place >= count:
                 blank = state.blank() if hasattr(state, "blank") else (0,) * len(state)
@@ -188,13 +254,12 @@ class Whole:
             if front.shape[1] == 0:  # the beginning: one hidden token
                 front, mask = edges.new_zeros(len(x), 1, x.shape[2]), edges.new_zeros(len(x), 1, dtype=torch.bool)
                 front = front + edges.sum() * 0
-            state = self.mixer.scan(front, None, mask)[1]
-            starts[part] = state
+            starts[part] = self.mixer.scan(front, self.start if first == 0 else None, mask)[1]
         return starts
 
     # -- edges
 
-    def by_halo(self, x: Tensor) -> dict[Part, Tensor]:
+    def by_halo(self, x: Tensor) -> Tensor:
         front, behind = self.mixer.halo()
         width = self.total // self.grid[0] if len(self.grid) > 1 else 1
         outputs = {}
@@ -204,14 +269,53 @@ class Whole:
                 outputs[part] = tokens[:, :0]
                 continue
             grid = (last - first) // width, *self.grid[1:]
-            call = MixerCall(self._real(first, last), self.causal, grid if self.mixer.capabilities.grids else None)
+            ids = None if self.segments is None else self.segments[:, first:last]
+            call = MixerCall(self._real(first, last), self.causal, grid if self.mixer.capabilities.grids else None, ids)
             y = self.mixer.mix(tokens, tokens, call)
             outputs[part] = y[:, part.first - first : part.first - first + n]
-        return outputs
+        return self._in_order(outputs)
+
+    def continue_halo(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The outputs of a piece, and the state after it. Windows see tokens of the piece, or those in `start`."""
+        outputs, states, front = {}, {}, self.mixer.halo()[0]
+        nothing = x.new_zeros(len(x), 1, dtype=torch.bool)
+        blank = self.mixer.scan(x.new_zeros(len(x), 1, x.shape[2]), None, nothing)[1]
+        for part, (first, _, tokens) in self._with_edges(x, front, 0).items():
+            n, mask = part.last - part.first, self._real(first, part.last)
+            start = blank if first or self.start is None else self.start
+            if first and hasattr(blank, "count"):  # the window is full, so that nobody looks in front of it
+                start = blank._replace(count=self._before_part(first, x))
+            if first == part.last:  # no tokens at all: one hidden one, in the graph of x
+                tokens, mask = tokens.sum(1, keepdim=True), nothing
+            y, states[part] = self.mixer.scan(tokens, start, mask)
+            outputs[part] = y[:, part.first - first : part.first - first + n]
+        ending = max((p for p in self.parts if p.first < p.last), key=lambda p: p.last)
+        fields, kind = tree_flatten(states[ending if ending in states else self.own[0]])
+        sums = [i for i, f in enumerate(fields) if f.is_floating_point()]
+        rows = self.processes.gather(torch.cat([fields[i].flatten() for i in sums]))[ending.rank]
+        for i, row in zip(sums, rows.split([fields[i].numel() for i in sums]), strict=True):
+            fields[i] = row.view_as(fields[i])
+        state = tree_unflatten(fields, kind)
+        return self._in_order(outputs), (
+            state._replace(count=self._before_part(self.total, x)) if hasattr(state, "count") else state
+        )
+
+    # -- keys and values
+
+    def by_gather(self, x: Tensor) -> Tensor:
+        """Softmax attention: own queries see the keys and values of all processes."""
+        counts = [sum(p.last - p.first for p in self.parts if p.rank == r) for r in range(self.processes.size)]
+        own = sorted(self.own, key=lambda p: p.offset)
+        places = torch.cat([torch.arange(p.first, p.last, device=x.device) for p in own])
+        y: Tensor = self.mixer.mix_part(
+            x, places, lambda part: joined(self.processes.collect(part, counts), self.parts),
+            MixerCall(self.mask, self.causal, self.grid, self.segments),
+        )  # fmt: skip
+        return y
 
     def _with_edges(self, x: Tensor, front: int, behind: int) -> dict[Part, tuple[int, int, Tensor]]:
         """Own parts with so many real tokens more on either side: the first and the last index, and the tokens."""
-        reach = [(self._before(p.first, front), self._after(p.last, behind)) for p in self.parts]
+        reach = [(self._before(p, front), self._after(p.last, behind)) for p in self.parts]
         # every process knows all transfers: (from, to, of which part, first, last)
         moves = [
             (source, target, max(source.first, low), min(source.last, high))
@@ -239,12 +343,21 @@ class Whole:
                 result[part] = begin, end, tokens.transpose(0, 1)
         return result
 
-    def _before(self, place: int, count: int) -> int:
-        """The last index that has `count` real tokens between it and `place`, in every row."""
+    def _before(self, part: Part, count: int) -> int:
+        """The last index that has `count` real tokens between it and a part, in every row; of each of its segments."""
+        place = part.first
+        if self.segments is not None and count:
+            return min(first_seen(*row, place, part.last, count) for row in self._rows())
         if self.mask is None or len(self.grid) > 1 or not count:
             return max(0, place - count)
         behind = self.mask[:, :place].flip(1).cumsum(1).amin(0)
         return place - int((behind < count).sum()) - 1 if bool((behind >= count).any()) else 0
+
+    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The segments and the mask of each row."""
+        assert self.segments is not None
+        real = torch.ones_like(self.segments, dtype=torch.bool) if self.mask is None else self.mask
+        return zip(self.segments, real, strict=True)
 
     def _after(self, place: int, count: int) -> int:
         if self.mask is None or len(self.grid) > 1 or not count:

@@ -19,8 +19,8 @@ SPLITS = {
     **dict.fromkeys(("pom", "qt", "linear", "performer", "hydra", "poly_nl", "poly_sa"), "sum"),
     "mamba": "scan",
     **dict.fromkeys(("padre", "local", "conv2former", "linear_floor"), "halo"),
-    "hyena": "channels",
-}
+    "hyena": "channels", "softmax": "gather",
+}  # fmt: skip
 SUMS = {
     **{name: CASES[name] for name in (
         "pom", "pom-groups", "pom-rotary", "pom-decay", "qt", "qt-full", "linear", "linear-relu", "linear-degree-3",

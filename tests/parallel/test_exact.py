@@ -32,6 +32,9 @@ CASES = {
     "padre-2d": ("padre", {"degree": 2, "grid": (8, 3), "kernel_size": 3}, (False,)),
     "conv2former": ("conv2former", {"grid": (8, 3), "kernel_size": 3}, (False,)),
     "local": ("local", {"heads": 3, "window": 4}, (True,)), "linear_floor": ("linear_floor", {}, (False,)),
+    "softmax": ("softmax", {"heads": 3}, (False, True)),
+    "softmax-rotary": ("softmax", {"heads": 3, "rotary": 1e4}, (False, True)),
+    "softmax-relative": ("softmax", {"heads": 3, "grid": (24,), "relative": True}, (False,)),
     "hyena": ("hyena", {"length": 64}, (True,)), "hyena-both": ("hyena", {"length": 64, "bidirectional": True}, (False,)),
 }  # fmt: skip
 SPLITS = {  # the order, tokens of each process, whether some are padding
@@ -132,11 +135,11 @@ def test_exact(world, tmp_path):
         assert rank == 1 or f"process {rank} of {world} waited in vain" in (tmp_path / f"{rank}.gone").read_text()
 
 
-@pytest.mark.parametrize("options", [{"context": torch.zeros(1, 2, 4)}, {"segments": torch.zeros(1, 2)}, {"causal": 2}])
+@pytest.mark.parametrize("options", [{"context": torch.zeros(1, 2, 4)}, {"causal": 2}])
 def test_what_is_not_split_is_refused_before_any_communication(options):
     from polymix.parallel.mix import forward
 
     with pytest.raises(CapabilityError, match="pom on several processes"):
         forward(create_mixer("pom", 4), None, "contiguous", torch.zeros(1, 2, 4), **options)
-    with pytest.raises(CapabilityError, match="softmax"):
-        parallelize(create_mixer("softmax", 4), None)
+    with pytest.raises(CapabilityError, match="non_local"):
+        parallelize(create_mixer("non_local", 4), None)

@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from polymix.errors import StateError
 from polymix.mixers import MixerConfig, SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
+from polymix.mixers.mixer import is_shared
 from polymix.mixers.registry import missing_capability
 from polymix.models.language.config import PolymixConfig
 from polymix.models.language.growing import grow
@@ -46,11 +47,18 @@ class CausalLayer(nn.Module):
             with torch.no_grad():
                 self.conv[..., -1] = 1.0
 
+    @property
+    def unsplit(self) -> str | None:
+        """Why processes cannot share the sequence outside the mixer, or None if they can."""
+        return None if self.conv is None else f"a convolution of {self.taps} taps in front of a mixer (short_conv)"
+
     def again(self, **kw: Any) -> CausalLayer:
         """A fresh layer with the same options."""
         return CausalLayer(self.mixer.config, self.mixer.dim, self.index, self.taps, **kw)
 
     def forward(self, x: Tensor, layout: SequenceLayout, cache: Any = None) -> Tensor:
+        if is_shared(self.mixer) and (cache is None or layout.segments is not None):
+            return self.mixer(x, mask=layout.padding, causal=True, segments=layout.segments)
         if isinstance(self.mixer, SoftmaxMixer):
             return attend(self.mixer, x, layout, cache, self.index)
         if layout.segments is not None:
