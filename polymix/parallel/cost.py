@@ -3,7 +3,8 @@
     sum        2 (P - 1) / P · S                    an all-reduce of the state of S bytes
     scan       (P - 1) · S + m · D                  a gather of the states; m: tokens that windows remember
     halo       (front + behind) · D                 the edges, in tokens: on a grid, rows
-    channels   (parts + 1) (P - 1) / P · n · D      projections by all-to-all, n = N / P, and the outputs back
+    gather     2 (P - 1) · n · D                    attention, whose keys and values all processes get, n = N / P
+    channels   (parts + 1) (P - 1) / P · n · D      projections by all-to-all, and the outputs back
     ring       2 (P - 1) · n · D                    attention, whose keys and values go round
     all-to-all 4 (P - 1) / P · n · D                attention, by heads: queries, keys, values, and the outputs back
 
@@ -56,6 +57,9 @@ def mixer_bytes(
     if mode == "channels":
         several = mixer.in_proj.out_features // mixer.dim  # type: ignore[union-attr, operator]
         both = (several + 1) * token * own * (processes - 1) / processes
+        return Sent(both, both)
+    if mode == "gather":  # keys and values, of every process to every other one
+        both = 2 * (processes - 1) * token * own
         return Sent(both, both)
     if mode not in ("sum", "scan"):
         raise missing_capability(mixer.name, "sequence", "mixer", "one sequence on several processes")

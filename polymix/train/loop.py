@@ -92,8 +92,6 @@ def fit(
     alike = place.shares if task.splits == "blocks" else 1
     learner = place.in_step(Learner(task, model, alike))
     process = place.process_of(task)
-    # Parts of a sequence drop other tokens; what processes compute alike must draw alike.
-    part = (place.rank % place.shares,) if alike < place.shares else ()
     optimizer = task.optimizer(model)
     schedule = task.schedule(optimizer)
     models = {"model": model} if average is None else {"model": model, "average": best}
@@ -123,7 +121,7 @@ def fit(
         optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=place.device)
         for turn, (which, batch) in enumerate(zip(slices.mine, parts, strict=True)):
-            seed_all(number(recipe.seed, "step", step, which, attempt, *part))
+            seed_all(number(recipe.seed, "step", step, which, attempt))
             with place.unsynchronised(learner, turn + 1 < shares):
                 with place.autocast():
                     value = learner(batch)
@@ -188,7 +186,7 @@ def fit(
             if at_end and task.plain and average is not None:
                 plain = measured(model, data)
                 row |= {f"{name}_plain": plain[name] for name in task.plain if name in plain}
-            with evaluating(best):
+            with evaluating(best), place.alone(task, best):
                 texts = task.samples(best, data, process)
             for text in texts:
                 task.say(f"  {text!r}")

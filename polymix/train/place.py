@@ -133,6 +133,14 @@ class Place:
         else:
             parallelize(model, self.mesh["cp"])
 
+    def alone(self, task: Task[Any, Any], model: nn.Module) -> AbstractContextManager[None]:
+        """Within it, a process with some tokens of each sequence computes all of them, such as to write a text."""
+        if self.mesh is None or task.splits != "tokens":
+            return nullcontext()
+        from polymix.parallel import alone
+
+        return alone(model)
+
     def local(self, task: Task[Any, Any], batch: Any) -> Any:
         """What this process computes of a batch: its tokens, or all."""
         if self.mesh is None or task.splits != "tokens":

@@ -57,6 +57,15 @@ def test_shared_sequences_train_as_one_process_does(folder, tmp_path, world, sha
 
 @two_processes
 @pytest.mark.slow
+def test_packed_segments_and_attention_are_shared_too(folder, tmp_path):
+    options = {**OPTIONS, "packing": "segments", "mixers": ("pom", "softmax")}
+    assert start(folder, tmp_path / "whole", **options) == [0]
+    assert start(folder, tmp_path / "run", 3, sequence_parallel=3, **options) == [0] * 3
+    check(tmp_path / "run", tmp_path)
+
+
+@two_processes
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [((4, 4), (3, 3)), ((2, 2), (1, 1)), ((2, 1), (4, 2)), ((1, 1), (2, 2))])
 def test_a_killed_run_goes_on_with_other_processes(folder, tmp_path, first, then):
     """(processes, of which so many share a sequence): the same samples in the same order."""
@@ -99,7 +108,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="no sequence that processes can share"):
         check_recipe(recipe_class("faces")(sequence_parallel=2, batch_size=2))
-    for option, value, what in (("mixer", "softmax", "softmax"), ("short_conv", 4, "short_conv"),
-                                ("packing", "segments", "segments")):  # fmt: skip
+    for options, what in (({"mixer": "performer", "packing": "segments"}, "segments"),
+                          ({"mixer": "pom", "short_conv": 4}, "short_conv")):  # fmt: skip
         with pytest.raises(PolymixError, match=what):
-            check_recipe(TextRecipe.make({"sequence_parallel": 2, "mixer": "pom", option: value}))
+            check_recipe(TextRecipe.make({"sequence_parallel": 2, **options}))

@@ -10,7 +10,6 @@ import torch
 
 from polymix.domains.text.recipe import FAMILIES, TextRecipe
 from polymix.errors import CapabilityError, OptionError, UnknownOptionError, nearest_first, shown
-from polymix.mixers import SoftmaxMixer
 from polymix.mixers.registry import missing_capability
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.models.language.layers import CausalLayer
@@ -27,8 +26,6 @@ def build_model(config: Any) -> Any:
 
 def check_split(config: Any, packing: str) -> None:
     """Raise CapabilityError or OptionError where the processes of a sequence cannot share this model's layers."""
-    if packing == "segments":
-        raise OptionError("packing", "segments of sequences on several processes", "stream", "Pass packing=stream.")
     with torch.device("meta"):
         model = build_model(config)
     layers = [part for part in model.modules() if isinstance(part, CausalLayer)]
@@ -36,11 +33,13 @@ def check_split(config: Any, packing: str) -> None:
         got = f"more than 1 for a model of {config.model_type}"
         raise OptionError("sequence_parallel", got, "a model whose layers are mixers of polymix", "Pass 1.")
     for layer in layers:
-        if isinstance(layer.mixer, SoftmaxMixer) or layer.mixer.capabilities.sequence is None:
+        can = layer.mixer.capabilities
+        if can.sequence is None:
             raise missing_capability(layer.mixer.name, "sequence", "mixer", "one sequence on several processes")
-        if layer.conv is not None:
-            got = f"short_conv={config.short_conv} in a sequence on several processes"
-            raise CapabilityError("short_conv", got, "0", "Leave it out.")
+        if packing == "segments" and not can.has("segments"):
+            raise missing_capability(layer.mixer.name, "segments", "packing", "segments on several processes")
+        if layer.unsplit is not None:
+            raise CapabilityError("sequence_parallel", layer.unsplit, "layers without it", "Leave it out.")
 
 
 def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:
