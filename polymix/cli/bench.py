@@ -109,7 +109,7 @@ def _parallel(
         if len(values) != 1:
             raise OptionError(name, values, "one value with --parallel", "Choose one.")
     settings = ParallelSettings(
-        mixers, processes, tuple(counts(tokens)), *(values[0] for values in sizes.values()), seconds=seconds,
+        mixers, processes, tuple(counts(tokens)), dim=sizes["--dims"][0], batch=sizes["--batch"][0], seconds=seconds,
         max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
     console = Console(highlight=False)

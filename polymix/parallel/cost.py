@@ -53,22 +53,19 @@ def mixer_bytes(
         grid = grid or mixer.config.built_grid or (tokens,)
         width = math.prod(grid[1:])
         edges = front * width, behind * width
-        return Sent(*(token * _busiest(*way, own, processes) for way in (edges, edges[::-1])))
+        return Sent(*(float(token * _busiest(*way, own, processes)) for way in (edges, edges[::-1])))
     if mode == "channels":
-        several = mixer.in_proj.out_features // mixer.dim  # type: ignore[union-attr, operator]
-        both = (several + 1) * token * own * (processes - 1) / processes
-        return Sent(both, both)
+        several: int = mixer.in_proj.out_features // mixer.dim  # type: ignore[union-attr, operator, assignment]
+        return Sent(*2 * ((several + 1) * token * own * (processes - 1) / processes,))
     if mode == "gather":  # keys and values, of every process to every other one
-        both = 2 * (processes - 1) * token * own
-        return Sent(both, both)
+        return Sent(*2 * (2.0 * (processes - 1) * token * own,))
     if mode not in ("sum", "scan"):
         raise missing_capability(mixer.name, "sequence", "mixer", "one sequence on several processes")
     added, gathered = _state(mixer, batch, tokens, grid, like)
     if causal or mode == "scan" or gathered:
         states = (processes - 1) * (added + gathered)
         return Sent(*2 * (states + token * _busiest(mixer.memory, 0, own, processes),))
-    states = 2 * (processes - 1) / processes * added
-    return Sent(states, states)
+    return Sent(*2 * (2 * (processes - 1) / processes * added,))
 
 
 def _state(
@@ -109,7 +106,5 @@ def attention_bytes(
     check_choice("kind", kind, ATTENTION)
     share = batch * -(-tokens // processes) * dim * number
     if kind == "ring":
-        forward = 2 * (processes - 1) * share
-        return Sent(forward, forward * (1 if keeps else 2))
-    forward = 4 * share * (processes - 1) / processes
-    return Sent(forward, forward)
+        return Sent(2 * (processes - 1) * share, 2 * (processes - 1) * share * (1 if keeps else 2))
+    return Sent(*2 * (4 * share * (processes - 1) / processes,))

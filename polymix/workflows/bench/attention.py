@@ -39,7 +39,7 @@ def ring(mixer: SoftmaxMixer, processes: Processes, x: Tensor) -> Tensor:
             block = processes.exchange(block, send, receive)
     weights = torch.stack(logarithms).softmax(0)
     y = (torch.stack(outputs) * weights[..., None]).sum(0)
-    return mixer.proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return mixer.proj(y.transpose(1, 2).flatten(2))
 
 
 def all_to_all(mixer: SoftmaxMixer, processes: Processes, x: Tensor) -> Tensor:
@@ -49,6 +49,8 @@ def all_to_all(mixer: SoftmaxMixer, processes: Processes, x: Tensor) -> Tensor:
         raise OptionError("heads", parts.shape[2], f"a multiple of {size} processes", "")
     rows, n = parts.movedim(3, 0), parts.shape[3]
     whole = processes.exchange(torch.cat(rows.chunk(size, 3)), [n] * size, [n] * size)
-    y = scaled_dot_product_attention(*whole.movedim(0, 3).unbind())  # (B, heads / P, N, d)
+    q, k, v = whole.movedim(0, 3).unbind()  # (B, heads / P, N, d)
+    y = scaled_dot_product_attention(q, k, v)
     back = processes.exchange(y.movedim(2, 0), [n] * size, [n] * size)
-    return mixer.proj(torch.cat(back.chunk(size), 2).permute(1, 0, 2, 3).flatten(2))  # type: ignore[no-any-return]
+    joined: Tensor = mixer.proj(torch.cat(back.chunk(size), 2).permute(1, 0, 2, 3).flatten(2))
+    return joined

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from polymix import results as base
 from polymix.errors import CapabilityError, OptionError, ParallelError, PolymixError, check_int
@@ -106,7 +107,7 @@ def bench_parallel(
     with output_folder(folder):
         results = ParallelResults.open(folder, asdict(settings), manifest("cpu", 1), resume=False)
         advance = progress.start("Measuring", len(cases))
-        store = dist.TCPStore("127.0.0.1", 0, settings.processes + 1, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, settings.processes + 1, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
         rows: Any = context.Queue()
         workers = [
@@ -149,7 +150,7 @@ def _work(
 ) -> None:
     """One of the processes; the first one reports."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, settings.processes + 1, is_master=False, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, settings.processes + 1, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.processes)
     slow: set[tuple[str, str]] = set()  # what was over the budget with fewer tokens
     for label, way, tokens in cases:
