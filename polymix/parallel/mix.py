@@ -153,10 +153,11 @@ class Whole:
         grid: tuple[int, ...] | None, segments: Tensor | None = None, start: Any = None,
     ) -> None:  # fmt: skip
         self.mixer, self.processes, self.parts, self.mask, self.causal = mixer, processes, parts, mask, causal
-        self.segments, self.start, self.seen = segments, start, getattr(start, "count", None)
+        self.segments, self.start = segments, start
         self.total = parts[-1].last
         self.own = [p for p in parts if p.rank == processes.rank]
-        self.grid = (self.total,) if grid is None or len(grid) == 1 else tuple(grid)
+        one_axis = (self.total - mixer.config.prefix,)
+        self.grid = one_axis if grid is None or len(grid) == 1 else tuple(grid)
 
     def _real(self, first: int, last: int) -> Tensor | None:
         return None if self.mask is None else self.mask[:, first:last]
@@ -172,7 +173,7 @@ class Whole:
     def _before_part(self, place: int, x: Tensor) -> Tensor:
         """(B) the real tokens in front of a place, those of earlier pieces too."""
         count = self._count(0, place, x)
-        return count if self.seen is None or self.seen.is_floating_point() else count + self.seen
+        return count + self.start.count if _counts(self.start) else count
 
     def _tokens(self, x: Tensor, part: Part) -> tuple[Tensor, Tensor | None, Place]:
         """A part's tokens, mask and place; one hidden token where it has none, so that it takes part all the same."""
@@ -278,12 +279,14 @@ class Whole:
     def continue_halo(self, x: Tensor) -> tuple[Tensor, Any]:
         """The outputs of a piece, and the state after it. Windows see tokens of the piece, or those in `start`."""
         outputs, states, front = {}, {}, self.mixer.halo()[0]
+        for field in tree_flatten(self.start)[0]:  # in the graph of every process: its backward pass is a collective
+            x = x + field.flatten()[:0].sum().to(x.dtype)
         nothing = x.new_zeros(len(x), 1, dtype=torch.bool)
         blank = self.mixer.scan(x.new_zeros(len(x), 1, x.shape[2]), None, nothing)[1]
         for part, (first, _, tokens) in self._with_edges(x, front, 0).items():
             n, mask = part.last - part.first, self._real(first, part.last)
             start = blank if first or self.start is None else self.start
-            if first and hasattr(blank, "count"):  # the window is full, so that nobody looks in front of it
+            if first and _counts(blank):  # the window is full, so that nobody looks in front of it
                 start = blank._replace(count=self._before_part(first, x))
             if first == part.last:  # no tokens at all: one hidden one, in the graph of x
                 tokens, mask = tokens.sum(1, keepdim=True), nothing
@@ -297,7 +300,7 @@ class Whole:
             fields[i] = row.view_as(fields[i])
         state = tree_unflatten(fields, kind)
         return self._in_order(outputs), (
-            state._replace(count=self._before_part(self.total, x)) if hasattr(state, "count") else state
+            state._replace(count=self._before_part(self.total, x)) if _counts(state) else state
         )
 
     # -- keys and values
@@ -319,7 +322,7 @@ class Whole:
         # every process knows all transfers: (from, to, of which part, first, last)
         moves = [
             (source, target, max(source.first, low), min(source.last, high))
-            for target, (begin, end) in zip(self.parts, reach, strict=True) if target.first < target.last
+            for target, (begin, end) in zip(self.parts, reach, strict=True)
             for low, high in ((begin, target.first), (target.last, end)) for source in self.parts
             if max(source.first, low) < min(source.last, high)
         ]  # fmt: skip
@@ -393,6 +396,11 @@ class Whole:
         parts = [h.view(batch, n, w) for h, w in zip(home.split([batch * n * w for w in widths]), widths, strict=True)]
         out: Tensor = mixer.out_proj(torch.cat(parts, dim=-1).to(x.dtype))
         return out
+
+
+def _counts(state: Any) -> bool:
+    """Whether a state counts tokens, in a field of that name (every tuple has a method `count`)."""
+    return "count" in getattr(state, "_fields", ()) and not state.count.is_floating_point()
 
 
 def _blanked(x: Tensor, value: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from polymix.errors import StateError
+from polymix.errors import CapabilityError, StateError
 from polymix.mixers import MixerConfig, SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
 from polymix.mixers.mixer import is_shared
@@ -60,6 +60,9 @@ class CausalLayer(nn.Module):
         if is_shared(self.mixer) and (cache is None or layout.segments is not None):
             return self.mixer(x, mask=layout.padding, causal=True, segments=layout.segments)
         if isinstance(self.mixer, SoftmaxMixer):
+            if is_shared(self.mixer):
+                got = "a cache of keys and values on several processes"
+                raise CapabilityError("past_key_values", got, "none beside softmax", "Pass use_cache=False.")
             return attend(self.mixer, x, layout, cache, self.index)
         if layout.segments is not None:
             return self._packed(x, layout.segments, layout.padding)
