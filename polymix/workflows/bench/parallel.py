@@ -104,8 +104,9 @@ def bench_parallel(
     settings.check()
     cases = [(label, way, tokens) for tokens in sorted(settings.tokens) for label, config in mixers.items()
              for way in (ALONE, *(ATTENTION if isinstance(config, SoftmaxConfig) else ()), "shared")]  # fmt: skip
+    asked = {**asdict(settings), "tokens": list(settings.tokens)}
     with output_folder(folder):
-        results = ParallelResults.open(folder, asdict(settings), manifest("cpu", 1), resume=False)
+        results = ParallelResults.open(folder, asked, manifest("cpu", 1), resume=False)
         advance = progress.start("Measuring", len(cases))
         store = TCPStore("127.0.0.1", 0, settings.processes + 1, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
