@@ -16,8 +16,7 @@ from tests.contracts.mixer_cases import CASES
 
 DIM = 12
 SPLITS = {
-    **dict.fromkeys(("pom", "qt", "linear", "performer", "hydra", "poly_nl", "poly_sa", "power"),
-                    "sum"),
+    **dict.fromkeys(("pom", "qt", "linear", "performer", "power", "hydra", "poly_nl", "poly_sa"), "sum"),
     "mamba": "scan",
     **dict.fromkeys(("padre", "local", "conv2former", "linear_floor"), "halo"),
     "hyena": "channels", "softmax": "gather",
@@ -42,7 +41,8 @@ def test_each_mixer_says_how_it_splits():
         name: SPLITS.get(name) for name in list_mixers()
     }
     assert create_mixer("pom", 12, decay=3).capabilities.sequence == "scan"
-    for name, options in (("qt", {"scales": (3,)}), ("power", {"gate": True}), ("padre", {"token": "toeplitz:length=8", "causal": True}),
+    for name, options in (("qt", {"scales": (3,)}), ("power", {"gate": True}),
+                          ("padre", {"token": "toeplitz:length=8", "causal": True}),
                           ("padre", {"num_prefix_tokens": 1, "grid": (3, 4)}), ("mamba", {"bidirectional": True}),
                           ("poly_sa", {"grid": (3, 4), "head_mixing": "depthwise"})):  # fmt: skip
         assert create_mixer(name, 12, **options).capabilities.sequence is None
