@@ -193,10 +193,10 @@ def hosts() -> str:
             lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
             continue
         published = row["printed"]
-        paper = "" if published is None else (
-            f"{published['parameters']} M, {published['multiply_adds']} G of the {published['what']} "
-            f"({published['source']})"
-        )  # fmt: skip
+        paper = ""
+        if published is not None:
+            size = "" if published["parameters"] is None else f"{published['parameters']} M, "
+            paper = f"{size}{published['multiply_adds']} G of the {published['what']} ({published['source']})"
         counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
         lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
     head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
