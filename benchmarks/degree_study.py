@@ -11,13 +11,16 @@ Besides accuracy and loss it records how activations and gradients grow with the
 RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on the
 first 256 images.
 
+`--host deep` has eight blocks of 16 channels. `--unclipped` leaves gradients as they are, and `--precisions bfloat16`
+computes in that type: where high degrees could be unstable. `--only`, `--bases` and `--normalize` take some runs.
+
 Each finished run is written before the next begins. The same command continues an interrupted study and draws the plot.
 `--quick` takes degrees 1 to 3, one seed and two epochs.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,17 +43,22 @@ BASES = ("monomial", "chebyshev", "legendre", "hermite")
 HOSTS: dict[str, dict[str, Any]] = {
     "tight": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 8, "depth": 1, "mlp_ratio": 0.125, "classes": 10},
     "roomy": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": 2, "mlp_ratio": 0.25, "classes": 10},
+    "deep": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 8, "mlp_ratio": 0.25, "classes": 10},
 }
 Run = dict[str, Any]
 
 
-def runs(degrees: int, seeds: int) -> Iterator[Run]:
+def runs(
+    degrees: Sequence[int], seeds: int, bases: Sequence[str], normals: Sequence[str | None], precisions: Sequence[str]
+) -> Iterator[Run]:
     """Every run, a seed at a time; at degree 1 all bases are one."""
     for seed in range(seeds):
-        for degree in range(1, degrees + 1):
-            for basis in BASES if degree > 1 else BASES[:1]:
-                for normalize in (None, "rms"):
-                    yield {"seed": seed, "degree": degree, "basis": basis, "normalize": normalize}
+        for precision in precisions:
+            for degree in degrees:
+                for basis in bases if degree > 1 else bases[:1]:
+                    for normalize in normals:
+                        yield {"seed": seed, "degree": degree, "basis": basis, "normalize": normalize,
+                               "precision": precision}  # fmt: skip
 
 
 def build(run: Run, host: Run) -> nn.Module:
@@ -82,7 +90,11 @@ def growth(model: nn.Module, data: ImageData) -> Run:
 def measure(run: Run, host: Run, data: ImageData, recipe: ClassifyRecipe) -> Run:
     """A training's outcome; accuracy None where it diverged. losses: of the first step of each epoch."""
     torch.manual_seed(run["seed"])
-    before, task, models = growth(build(run, host), data), ClassifyTask(recipe.changed(seed=run["seed"])), []
+    before, task, models = (
+        growth(build(run, host), data),
+        ClassifyTask(recipe.changed(seed=run["seed"], precision=run["precision"])),
+        [],
+    )
 
     def one() -> nn.Module:
         models.append(build(run, host))
@@ -106,18 +118,19 @@ def save(path: Path, content: Run) -> None:
 
 def table(rows: list[Run]) -> str:
     """Test accuracy in per cent, mean over seeds, a row a basis and normalisation, a column a degree."""
-    degrees = sorted({row["degree"] for row in rows})
+    degrees, first = sorted({row["degree"] for row in rows}), rows[0]["basis"]
     lines = ["| basis | Y | " + " | ".join(map(str, degrees)) + " |", "|---|---|" + "---|" * len(degrees)]
     for basis in BASES:
         for normalize in (None, "rms"):
             cells = []
             for degree in degrees:
                 its = [row for row in rows if row["degree"] == degree and row["normalize"] == normalize
-                       and row["basis"] == (basis if degree > 1 else BASES[0])]  # fmt: skip
+                       and row["basis"] == (basis if degree > 1 else first)]  # fmt: skip
                 good = [100 * row["accuracy"] for row in its if row["accuracy"] is not None]
                 cells.append((f"{sum(good) / len(good):.1f}" if good else "–")
                              + (f" ({len(its) - len(good)} diverged)" if len(good) < len(its) else ""))  # fmt: skip
-            lines.append(f"| {basis} | {normalize or 'as it is'} | " + " | ".join(cells) + " |")
+            if any(cell != "–" for cell in cells):
+                lines.append(f"| {basis} | {normalize or 'as it is'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -160,6 +173,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--host", choices=HOSTS, default="tight")
+    parser.add_argument("--only", type=int, nargs="+", help="these degrees alone")
+    parser.add_argument("--bases", nargs="+", choices=BASES, default=BASES)
+    parser.add_argument("--normalize", nargs="+", choices=("none", "rms"), default=("none", "rms"))
+    parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16", "float16"), default=("float32",))
+    parser.add_argument("--unclipped", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
@@ -168,21 +186,27 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path, recipe, data = chosen.out / "results.json", ClassifyRecipe(image_size=8, epochs=chosen.epochs), load_digits(8)
+    recipe = recipe.changed(clip=None) if chosen.unclipped else recipe
     asked = {"host": HOSTS[chosen.host], "recipe": recipe.to_dict()}
     content = {**asked, "machine": manifest("cpu", chosen.threads), "rows": []}
     if path.exists():
         content = json.loads(path.read_text())
         if any(content[key] != value for key, value in asked.items()):
             raise SystemExit(f"{path} holds a run with other settings: choose another --out")
-    done = {tuple(row[key] for key in ("seed", "degree", "basis", "normalize")) for row in content["rows"]}
-    for run in runs(chosen.degrees, chosen.seeds):
+    keys = ("seed", "degree", "basis", "normalize", "precision")
+    done = {tuple(row.get(key, "float32") for key in keys) for row in content["rows"]}
+    normals = [None if name == "none" else name for name in chosen.normalize]
+    degrees = chosen.only or range(1, chosen.degrees + 1)
+    for run in runs(degrees, chosen.seeds, chosen.bases, normals, chosen.precisions):
         if tuple(run.values()) in done:
             continue
         row = measure(run, HOSTS[chosen.host], data, recipe)
         content["rows"].append(row)
         save(path, content)
         print(f"{run}  accuracy {row['accuracy']}  {row['seconds']} s", flush=True)
-    print(table(content["rows"]))
+    for precision in chosen.precisions:
+        rows = [row for row in content["rows"] if row.get("precision", "float32") == precision]
+        print(f"{precision}\n{table(rows)}")
     plot(content["rows"], chosen.out / "degree.png")
 
 

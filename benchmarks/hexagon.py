@@ -18,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,8 +44,8 @@ MIXERS = (
 
 
 def grid_of(tokens: int) -> tuple[int, int]:
-    """The sides of a grid, the second as long as the first or twice as long."""
-    side = 1 << (tokens.bit_length() - 1) // 2
+    """The sides of the grid that is nearest to a square."""
+    side = next(side for side in range(isqrt(tokens), 0, -1) if tokens % side == 0)
     return side, tokens // side
 
 

@@ -45,9 +45,9 @@ def bench() -> str:
     return sentence(markdown(load("bench/results.json")))
 
 
-def readme_bench() -> str:
+def readme_bench(name: str = "bench") -> str:
     """Each mixer's time at 4,096 tokens, and its speedup over attention at every number of tokens."""
-    content, groups = load("bench/results.json"), {}
+    content, groups = load(f"{name}/results.json"), {}
     for row in content["rows"]:
         if row["pass"] == "forward":
             groups.setdefault(tuple(row[key] for key in ("dtype", "threads", "dim", "batch")), []).append(row)
@@ -72,6 +72,24 @@ def _speedups(rows: list[dict[str, Any]], machine: dict[str, Any], tokens: int =
     size = f"{first['dim']} channels, batch {first['batch']}"
     head = ("mixer", f"ms at {at:,} tokens", *(f"speedup at {count:,}" for count in counts))
     return f"{machine['gpu'] or machine['cpu']}, {threads}, {first['dtype']}, {size}:\n\n{table(head, lines)}"
+
+
+def blocks(along: str, other: str, fixed: int) -> str:
+    """Milliseconds and MiB of each layer by its tokens or channels (`along`), where the other is `fixed`."""
+    rows = [row for row in load("bench-blocks/results.json")["rows"] if row[other] == fixed]
+    cells = {(row["mixer"], row[along]): f"{1e3 * row['seconds']:.3g}, {row['peak_bytes'] / 2**20:.1f}" for row in rows}
+    sizes = sorted({size for _, size in cells})
+    lines = [(f"`{mixer}`", *(cells[mixer, size] for size in sizes)) for mixer in dict.fromkeys(m for m, _ in cells)]
+    what = {"tokens": "tokens", "dim": "channels"}[along]
+    return table(("ms, MiB", *(f"{size:,} {what}" for size in sizes)), lines)
+
+
+def castling() -> str:
+    """What a training step takes: time and memory."""
+    content = load("bench-castling/results.json")
+    lines = [(f"`{row['mixer']}`", f"{1e3 * row['seconds']:.3g}", f"{row['peak_bytes'] / 2**20:.1f}")
+             for row in content["rows"]]  # fmt: skip
+    return table(("mixer", "ms", "MiB"), lines)
 
 
 def scenes() -> str:
@@ -193,10 +211,10 @@ def hosts() -> str:
             lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
             continue
         published = row["printed"]
-        paper = "" if published is None else (
-            f"{published['parameters']} M, {published['multiply_adds']} G of the {published['what']} "
-            f"({published['source']})"
-        )  # fmt: skip
+        paper = ""
+        if published is not None:
+            size = "" if published["parameters"] is None else f"{published['parameters']} M, "
+            paper = f"{size}{published['multiply_adds']} G of the {published['what']} ({published['source']})"
         counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
         lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
     head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
@@ -412,6 +430,10 @@ def recall_setting() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "bench": bench,
+    "bench-padre": partial(readme_bench, "bench-padre"),
+    "bench-castling": castling,
+    "bench-channels": partial(blocks, "dim", "tokens", 1024),
+    "bench-positions": partial(blocks, "tokens", "dim", 64),
     "readme-bench": readme_bench,
     "scenes": scenes,
     "targets": targets,

@@ -88,6 +88,27 @@ def test_padre_s_table_2_has_our_parameters_and_a_fifth_more_operations():
     assert "deit_tiny_patch16_224, padre" in CONTENT["notes"]
 
 
+BASELINES = {
+    "tiny": ("hydra", "efficient", "castling", "relu_linear", "knn", "focused"), "small": ("knn",), "base": ("hydra",)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "mixer"), [(size, mixer) for size, mixers in BASELINES.items() for mixer in mixers])
+def test_the_baselines_of_padre_s_table_2_cost_what_it_prints(size, mixer):
+    row = ROWS[f"deit_{size}_patch16_224", mixer]
+    assert row["printed"]["multiply_adds"] == pytest.approx(row["multiply_adds"], abs=0.06)
+    printed = row["printed"]["parameters"]
+    assert printed is None or row["parameters"] == pytest.approx(printed, abs=0.5)
+
+
+def test_sima_is_printed_with_attention_s_operations():
+    row, attention_ = (ROWS["deit_small_patch16_224", mixer] for mixer in ("sima", "attention"))
+    n, d, heads = 197, 384, 6
+    saved = 12 * 2 * n * (n - d // heads) * d / 1e9  # keys with values first: N D d, not N² D
+    assert row["printed"]["multiply_adds"] == round(attention_["multiply_adds"], 1) == 4.6
+    assert attention_["multiply_adds"] - row["multiply_adds"] == pytest.approx(saved, rel=0.02)
+
+
 def test_metaformer_is_the_hybrid_that_the_paper_measured():
     row, poly = ROWS["metaformer_s12", "attention"], ROWS["metaformer_s12", SA]
     expected = 6 * attention(196, 320) + 2 * attention(49, 512)

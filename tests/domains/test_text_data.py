@@ -277,6 +277,7 @@ def saved(tmp_path):
     (lambda p: shards(p, vocab=49), DataError, "token 49 at place 49"),
     (lambda p: shards(p, vocab=50, end_of_text=50), OptionError, "`end_of_text`: .*got 50"),
     (lambda p: shards(p, packing="segments"), OptionError, "`packing`: .*got segments for shards"),
+    (lambda p: shards(p, packing="padded"), OptionError, "`packing`: .*got padded for shards"),
     (lambda p: shards(p, tokenizer=saved(p), vocab=60), OptionError, "at least .* as in the tokenizer"),
     (lambda p: shards(p, context=1000), DataError, "`context`: .*got 1000 with 380 tokens"),
     (lambda p: tiny(p, context=10**6), DataError, "`context`: .*got 1000000"),

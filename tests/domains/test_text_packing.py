@@ -11,7 +11,8 @@ from torch import nn
 
 from polymix.domains.text.metrics import HeldOut, evaluate, summed_loss
 from polymix.domains.text.tokenizer import encode, train_tokenizer
-from polymix.domains.text.tokens import Tokens, Windows, cut, parts_of_steps
+from polymix.domains.text.tokens import Documents, Tokens, Windows, cut, padded, parts_of_steps, pieces
+from polymix.errors import DataError
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM
 from polymix.train.data.sampling import Slices
 from polymix.train.optimizers import warmup_and_cosine
@@ -110,6 +111,68 @@ def test_packed_documents_learn_as_separate_ones(mixers, positions):
     assert abs(leaking - alone) > 1e-6 * alone, "the test cannot see a leak"
 
 
+# Padding
+
+
+@pytest.fixture
+def stories(tmp_path):
+    """Documents of 5, 2, 1, 4 and 12 tokens, and one without an end."""
+    documents = [*DOCUMENTS[:2], [END], DOCUMENTS[2], [*range(21, 32), END], [50, 51]]
+    return Tokens([shard(tmp_path / "a.bin", [x for d in documents for x in d])])
+
+
+def test_a_document_is_a_row_and_a_long_one_several(stories):
+    batch = padded(stories, *pieces(stories, END, 5), END, 5)
+    assert batch["input_ids"].tolist() == [
+        [5, 6, 7, 8, END], [9, END, END, END, END], [10, 11, 12, END, END],
+        [21, 22, 23, 24, 25], [26, 27, 28, 29, 30], [31, END, END, END, END], [50, 51, END, END, END],
+    ]  # fmt: skip
+    gone = IGNORED
+    assert batch["targets"].tolist() == [
+        [6, 7, 8, END, gone], [END, gone, gone, gone, gone], [11, 12, END, gone, gone],
+        [22, 23, 24, 25, 26], [27, 28, 29, 30, 31], [END, gone, gone, gone, gone], [51, gone, gone, gone, gone],
+    ]  # fmt: skip
+
+
+def test_an_epoch_of_documents_holds_each_row_once(stories):
+    windows = Documents(stories, 5, 1, 0, END)
+    epochs = [[windows(e * 7 + i)["input_ids"][0].tolist() for i in range(7)] for e in (0, 1)]
+    assert (
+        sorted(epochs[0])
+        == sorted(epochs[1])
+        == sorted(padded(stories, *pieces(stories, END, 5), END, 5)["input_ids"].tolist())
+    )
+    assert epochs[0] != epochs[1], "not shuffled anew"
+    assert Documents(stories, 5, 3, 0, END)(1)["input_ids"].tolist() == epochs[0][3:6]
+
+
+@pytest.mark.parametrize("mixers", [["pom"], ["padre"], ["local:window=3"], ["softmax"]], ids="+".join)
+def test_what_pads_a_document_changes_nothing(mixers, stories):
+    """The loss and gradients of the documents alone, without a mask: no mixer may look ahead."""
+    torch.manual_seed(0)
+    config = PolymixGPTConfig(vocab_size=64, hidden_size=16, num_layers=2, num_heads=2, mixers=mixers,
+                              max_position_embeddings=16)  # fmt: skip
+    model = PolymixGPTForCausalLM(config).double()
+    rows = padded(stories, *pieces(stories, END, 16), END, 16)
+    alone = [
+        cut(stories[a : a + n][None], None)
+        for a, n in zip(*map(torch.Tensor.tolist, pieces(stories, END, 16)), strict=True)
+    ]
+    found = []
+    for batches in ([rows], alone):
+        model.zero_grad()
+        loss = sum(summed_loss(model, batch) for batch in batches)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_documents_without_a_target_are_refused(tmp_path):
+    with pytest.raises(DataError, match="one token each"):
+        pieces(Tokens([shard(tmp_path / "a.bin", [END] * 9)]), END, 4)
+
+
 # What a model is worth
 
 
@@ -124,7 +187,7 @@ class Uniform(nn.Module):
         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, self.vocab))
 
 
-@pytest.mark.parametrize("packing", ["stream", "segments"])
+@pytest.mark.parametrize("packing", ["stream", "segments", "padded"])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_bits_per_byte_of_a_uniform_model(tmp_path, packing, world):
     """log2(vocab) bits for each target, over the bytes of the text that they spell: counted by hand here."""

@@ -123,7 +123,14 @@ def test_looking_at_the_model_does_not_change_what_it_learns(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"accumulate": 4}, {"checkpointing": True}, {"packing": "segments", "accumulate": 2}], ids=str
+    "changes",
+    [
+        {"accumulate": 4},
+        {"checkpointing": True},
+        {"packing": "segments", "accumulate": 2},
+        {"packing": "padded", "accumulate": 2},
+    ],
+    ids=str,
 )
 def test_how_it_is_computed_does_not_change_the_loss(tmp_path, changes):
     recipe = tiny(tmp_path, packing=changes.get("packing", "stream"), steps=4)

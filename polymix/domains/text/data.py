@@ -65,9 +65,9 @@ def load(recipe: TextRecipe, folder: Path, say: Callable[[str], None] = lambda t
         data = _shards(recipe, source, tokenizer)
     else:
         data = _text(recipe, source, tokenizer, folder, say)
-    if recipe.packing == "segments" and data.end is None:
+    if recipe.packing != "stream" and data.end is None:
         cure = "Set end_of_text or tokenizer, or use packing=stream."
-        raise OptionError("packing", "segments for shards whose document borders are unknown", "stream", cure)
+        raise OptionError("packing", f"{recipe.packing} for shards whose document borders are unknown", "stream", cure)
     if len(data.train) <= recipe.context:
         got = f"{recipe.context} with {len(data.train)} tokens of training text"
         raise DataError("context", got, f"at most {max(len(data.train) - 1, 1)}", "Lower it, or add text.")

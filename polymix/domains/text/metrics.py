@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix.domains.text.data import TextData
 from polymix.domains.text.recipe import TextRecipe
 from polymix.domains.text.tokenizer import count_bytes
-from polymix.domains.text.tokens import Batch, cut
+from polymix.domains.text.tokens import Batch, cut, padded, pieces
 from polymix.train.evaluation import evaluating
 from polymix.train.task import IGNORED, Process
 
@@ -39,9 +39,14 @@ class HeldOut:
     def of(data: TextData, recipe: TextRecipe) -> HeldOut:
         """The first `evaluate_tokens` held-out tokens in order, each a target once."""
         tokens, context = data.val, min(recipe.context, len(data.val) - 1)
-        count = max(1, min(len(tokens) - 1, recipe.evaluate_tokens) // context)
-        rows = torch.stack([tokens[i * context : (i + 1) * context + 1] for i in range(count)])
-        whole = cut(rows, data.end if recipe.packing == "segments" else None)
+        if recipe.packing == "padded" and data.end is not None:
+            starts, lengths = pieces(tokens, data.end, context)
+            count = max(1, int(((lengths - 1).cumsum(0) <= recipe.evaluate_tokens).sum()))
+            whole = padded(tokens, starts[:count], lengths[:count], data.end, context)
+        else:
+            count = max(1, min(len(tokens) - 1, recipe.evaluate_tokens) // context)
+            rows = torch.stack([tokens[i * context : (i + 1) * context + 1] for i in range(count)])
+            whole = cut(rows, data.end if recipe.packing == "segments" else None)
         size = max(1, recipe.batch_size // recipe.accumulate)
         batches = tuple({k: v[i : i + size] for k, v in whole.items()} for i in range(0, count, size))
         targets = whole["targets"].flatten()

@@ -44,9 +44,9 @@ class TextRecipe(Recipe):
                  "evaluate_every": 4, "sample_tokens": 4, "log_every": 1,
                  "options": {"num_layers": 1, "hidden_size": 16, "num_heads": 1}},
         # nanoGPT's training of GPT-2 (config/train_gpt2.py), on which PoM's is based: 491,520 tokens a step, here of
-        # 2,048 a window and 15 billion in all (PoM, Section 4.1 and Supplement B). PoM pads each document to a window;
-        # here documents follow one another. --set mixer=pom,local is the hybrid, --set mixer=softmax GPT2-S.
-        "paper": {"model": "gppom2-s", "mixer": "pom", "context": 2048, "packing": "stream", "batch_size": 240,
+        # 2,048 a window and 15 billion in all (PoM, Section 4.1), with padding (Supplement B).
+        # --set mixer=pom,local is the hybrid, --set mixer=softmax GPT2-S.
+        "paper": {"model": "gppom2-s", "mixer": "pom", "context": 2048, "packing": "padded", "batch_size": 240,
                   "steps": 30_518, "learning_rate": 6e-4, "warmup": 2000 / 30_518, "final": 0.1, "weight_decay": 0.1,
                   "cosine_from": "warmup", "decay": "matrices", "betas": (0.9, 0.95), "clip": 1.0, "ema": 0.0,
                   "keep": "last", "precision": "bfloat16", "evaluate_every": 1000,
@@ -81,8 +81,9 @@ class TextRecipe(Recipe):
         None, ge=0, description="token between the documents of .bin shards; None: they are one stream"
     )
     context: Count = Field(256, description="tokens that the model sees at once")
-    packing: Literal["stream", "segments"] = Field(
-        "stream", description="documents one after another; segments: they also do not see each other"
+    packing: Literal["stream", "segments", "padded"] = Field(
+        "stream",
+        description="documents one after another; segments: they also do not see each other; padded: one a row",
     )
     evaluate_tokens: Count = Field(65536, description="the most held-out tokens that an evaluation uses")
     prompts: tuple[str, ...] = Field(("The ", "Return the "), description="texts that the model continues")

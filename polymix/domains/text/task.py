@@ -21,7 +21,7 @@ from polymix.domains.text import metrics as measuring
 from polymix.domains.text.data import VOCAB, TextData
 from polymix.domains.text.model import build_model, check_split, model_config
 from polymix.domains.text.recipe import TextRecipe
-from polymix.domains.text.tokens import Batch, Windows, parts_of_steps
+from polymix.domains.text.tokens import Batch, Documents, Windows, parts_of_steps
 from polymix.files import write_files
 from polymix.limits import check_memory, check_model
 from polymix.ops.shared.masks import positions
@@ -60,6 +60,8 @@ class TextTask(Task[TextRecipe, TextData]):
 
     def _windows(self, data: TextData) -> Windows:
         recipe = self.recipe
+        if recipe.packing == "padded" and data.end is not None:
+            return Documents(data.train, recipe.context, recipe.batch_size, recipe.seed, data.end)
         end = data.end if recipe.packing == "segments" else None
         return Windows(data.train, recipe.context, recipe.batch_size, recipe.seed, end)
 

@@ -50,6 +50,7 @@ class Tokens:
                 self.maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             sizes.append(size // bytes_each)
         self.ends = list(accumulate(sizes))
+        self.borders: dict[int, Tensor] = {}
         self.start, self.stop = start, self.ends[-1] if stop is None else stop
 
     def __len__(self) -> int:
@@ -68,6 +69,14 @@ class Tokens:
             pieces.append(self._read(file, start - before, min(stop, self.ends[file]) - before))
             start = self.ends[file]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+
+    def places_of(self, token: int) -> Tensor:
+        """Where a token stands. The files are read once for it."""
+        if token not in self.borders:
+            starts = range(0, len(self), _CHUNK)
+            found = [(self[start : start + _CHUNK] == token).nonzero().flatten() + start for start in starts]
+            self.borders[token] = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        return self.borders[token]
 
     def _read(self, file: int, start: int, stop: int) -> Tensor:
         read = bytearray(self.maps[file][start * self.bytes_each : stop * self.bytes_each])
@@ -132,6 +141,35 @@ def cut(windows: Tensor, end: int | None) -> Batch:
     return {"input_ids": inputs, "targets": targets.masked_fill(ends, IGNORED), "segment_ids": segments}
 
 
+def pieces(tokens: Tokens, end: int, context: int) -> tuple[Tensor, Tensor]:
+    """The starts of rows of up to context + 1 tokens, none of which leaves its document, and their lengths.
+
+    A document is what ends with `end`. Of a longer one each row begins with the last token of the one before, so that
+    every token but the first is a target once.
+    """
+    borders = torch.cat((torch.tensor([-1]), tokens.places_of(end), torch.tensor([len(tokens) - 1])))
+    first, size = borders[:-1] + 1, borders.diff()
+    first, size = first[size > 1], size[size > 1]  # a document of one token has no target
+    if not len(size):
+        raise DataError("data", "documents of one token each", "longer ones for packing=padded", "Check end_of_text.")
+    rows = (size - 2) // context + 1
+    offsets = torch.arange(int(rows.sum())) - (rows.cumsum(0) - rows).repeat_interleave(rows)
+    starts = first.repeat_interleave(rows) + offsets * context
+    return starts, ((first + size).repeat_interleave(rows) - starts).clamp_max(context + 1)
+
+
+def padded(tokens: Tokens, starts: Tensor, lengths: Tensor, end: int, context: int) -> Batch:
+    """Rows as inputs and targets of `context` tokens, padded with `end`.
+
+    A model needs no mask for it: what is causal does not see what follows, and padding has no targets.
+    """
+    rows = torch.full((len(starts), context + 1), end)
+    for row, start, length in zip(rows, starts.tolist(), lengths.tolist(), strict=True):
+        row[:length] = tokens[start : start + length]
+    padding = torch.arange(1, context + 1) >= lengths[:, None]
+    return {"input_ids": rows[:, :-1], "targets": rows[:, 1:].masked_fill(padding, IGNORED)}
+
+
 class Windows:
     """Batches of windows over a stream of tokens. Each epoch has another order and another start.
 
@@ -161,10 +199,25 @@ class Windows:
         if epoch not in self.orders:
             self.orders = {other: order for other, order in self.orders.items() if other == epoch - 1}
             generator = torch.Generator().manual_seed(number(self.seed, "windows", epoch))
-            slack = len(self.tokens) - 1 - self.windows * self.context
+            slack = max(len(self.tokens) - 1 - self.windows * self.context, 0)
             shift = int(torch.randint(slack + 1, (), generator=generator))
             self.orders[epoch] = shift, torch.randperm(self.windows, generator=generator)
         return self.orders[epoch]
+
+
+class Documents(Windows):
+    """The same with a document a row (`pieces`), padded with `end`. Each epoch has another order."""
+
+    def __init__(self, tokens: Tokens, context: int, batch: int, seed: int, end: int) -> None:
+        super().__init__(tokens, context, batch, seed)
+        self.padding = end
+        self.starts, self.lengths = pieces(tokens, end, context)
+        self.windows = len(self.starts)
+
+    def __call__(self, step: int) -> Batch:
+        rows = range(step * self.batch, (step + 1) * self.batch)
+        chosen = torch.tensor([int(self._order(row // self.windows)[1][row % self.windows]) for row in rows])
+        return padded(self.tokens, self.starts[chosen], self.lengths[chosen], self.padding, self.context)
 
 
 def parts_of_steps(windows: Windows, slices: Slices) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from polymix.convert.heads import Heads, Talking, scaled, softmax
 from polymix.convert.masks import HIDDEN, for_all_heads, split, visible
 from polymix.errors import CapabilityError
 
-_ATTENTION = re.compile("Att(entio)?n|[A-Z]{2}SA$")  # such as MHSA
+_ATTENTION = re.compile("Att(entio)?n|([A-Z]{2}|M)SA(V2)?$")  # such as MHSA, and mmpretrain's WindowMSA
 NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
 
 
