@@ -72,10 +72,13 @@ class DetectorTask(Task[R, D]):
         find = partial(self.find, model, process=process)
         return answers(find, files, folder, data.classes, self.recipe.threshold)
 
-    def describe(self, data: D) -> str:
+    def block(self) -> str:
+        """Where the mixer is, in words."""
         mixer: str = self.recipe.mixer
-        block = "without a block" if mixer == NO_BLOCK else f"with {mixer} before the last block of Res4"
-        text = f"{self.detector} {block}, on {data.name}: {len(data.train):,} training pictures and "
+        return "without a block" if mixer == NO_BLOCK else f"with {mixer} before the last block of Res4"
+
+    def describe(self, data: D) -> str:
+        text = f"{self.detector} {self.block()}, on {data.name}: {len(data.train):,} training pictures and "
         return text + f"{len(data.test):,} test pictures, {len(data.classes)} class{'es' * (len(data.classes) != 1)}."
 
 
