@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from gpu_steps.bench import DTYPES, Sizes
-from gpu_steps.compiled import CARDS, caught, compiled
-from gpu_steps.ops import CASES, PASSES, bytes_of, call
+from gpu_steps.compiled import CARDS, Launch, caught, compiled
+from gpu_steps.ops import CASES, PASSES, Case, bytes_of, call
 from saving import save
 
 from polymix.errors import check_choice
@@ -27,28 +27,33 @@ from polymix.measure import manifest
 SIZES = Sizes()
 
 
-def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> list[dict[str, Any]]:
-    """The launches of one op, compiled for each card."""
-    case = CASES[name]
+def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> tuple[list[Launch], int]:
+    """The launches of one op, and its bytes."""
     made = [
         part.requires_grad_()
         for part in case.make(
             lambda *shape: torch.randn(shape, dtype=getattr(torch, dtype)), 1, tokens, SIZES.dim, SIZES.heads
         )
     ]
-    with caught() as launches:
+    with caught(amd) as launches:
         out = call(case, "forward", tokens, made)[0]
         grad = None if pass_ == "forward" else torch.zeros_like(out)
         call(case, pass_, tokens, made, grad)
+    return launches, bytes_of(made, out, pass_)
+
+
+def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> list[dict[str, Any]]:
+    """The launches of one op, compiled for each card."""
+    case, answer = CASES[name], []
     flops = tokens * case.flops(SIZES.dim, SIZES.heads) * (1 if pass_ == "forward" else 3)
     unit = "tf32" if case.tensor_cores and dtype != "float32" else "float32"
-    answer = []
     for card in cards:
         peak = CARDS[card]
-        bound = max(bytes_of(made, out, pass_) / peak.bytes_per_second, flops / peak.flops[unit])
+        launches, moved = launches_of(case, dtype, pass_, tokens, peak.amd)
+        bound = max(moved / peak.bytes_per_second, flops / peak.flops[unit])
         kernels = []
         for launch in launches:
-            code = compiled(launch, peak.arch)
+            code = compiled(launch, peak)
             kernels.append({
                 "kernel": launch.kernel.__name__, "programs": launch.grid, **asdict(code),
                 "occupancy": code.occupancy(peak),
@@ -63,7 +68,7 @@ def line(row: dict[str, Any]) -> str:
     occupancy = min(kernel["occupancy"] for kernel in row["kernels"])
     products = any(kernel["products"] for kernel in row["kernels"])
     return (
-        f"{row['op']:20} {row['dtype']:9} {row['pass']:9} {row['card']:5} {len(row['kernels'])} kernels, at most "
+        f"{row['op']:20} {row['dtype']:9} {row['pass']:9} {row['card']:6} {len(row['kernels'])} kernels, at most "
         f"{worst['registers']} registers, {worst['spills']} spills, {worst['shared'] / 1024:.0f} KB shared; "
         f"{occupancy:.0%} of warps{'; tensor cores' if products else ''}; bound {1e6 * row['bound_seconds']:.1f} µs"
     )

@@ -1,6 +1,7 @@
 """Launches of Triton kernels, caught instead of run and compiled for GPUs that need not be here.
 
-The wheel of Triton brings NVIDIA's assembler (ptxas) and cuobjdump, so neither a GPU nor a CUDA toolkit is needed.
+The wheel of Triton brings NVIDIA's assembler (ptxas) and cuobjdump, and AMD's compiler as a library, so neither a GPU
+nor a toolkit is needed.
 """
 
 from __future__ import annotations
@@ -39,24 +40,35 @@ class Card:
     """What a multiprocessor of a card holds, and its published peaks.
 
     Args:
-        arch: the compute capability, 80 for 8.0.
-        warps: that a multiprocessor holds at most. Its 65,536 registers are shared among their threads.
+        arch: the compute capability, 80 for 8.0; AMD's name of an architecture, such as gfx942.
+        warps: that a multiprocessor holds at most.
         shared: bytes of shared memory of a multiprocessor.
         bytes_per_second: of its memory.
         flops: dense FLOP/s by type, on the unit that our kernels use for it.
     """
 
-    arch: int
+    arch: int | str
     warps: int
     shared: int
     bytes_per_second: float
     flops: Mapping[str, float]
 
+    @property
+    def amd(self) -> bool:
+        return isinstance(self.arch, str)
 
-# NVIDIA's data sheets of the SXM modules, and the table of compute capabilities in the CUDA C++ Programming Guide.
+    @property
+    def target(self) -> GPUTarget:
+        return GPUTarget("hip", self.arch, 64) if self.amd else GPUTarget("cuda", self.arch, 32)
+
+
+# NVIDIA's data sheets of the SXM modules, and the table of compute capabilities in the CUDA C++ Programming Guide; AMD's
+# data sheet of the MI300X, and the CDNA 3 instruction set (a compute unit has 4 SIMDs of 8 waves, 64 KB of LDS).
 CARDS = {
     "A100": Card(80, 64, 164 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
     "H100": Card(90, 64, 228 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
+    "B200": Card(100, 64, 228 << 10, 8e12, {"float32": 75e12, "tf32": 1100e12, "bfloat16": 2250e12}),
+    "MI300X": Card("gfx942", 32, 64 << 10, 5.3e12, {"float32": 163.4e12, "tf32": 653.7e12, "bfloat16": 1307.4e12}),
 }
 REGISTERS = 65536
 
@@ -100,6 +112,9 @@ class Code:
 
     def occupancy(self, card: Card) -> float:
         """The share of a multiprocessor's warps that can be resident at once."""
+        if card.amd:  # 512 registers of each lane of a SIMD, in portions of 8; waves on 4 SIMDs
+            waves = 4 * min(8, 512 // max(8, -(-self.registers // 8) * 8))
+            return min(waves // self.warps, card.shared // max(1, self.shared)) * self.warps / card.warps
         registers = -(-self.registers * 32 // 256) * 256 * self.warps  # given to a warp in portions of 256
         shared = self.shared + 1024  # which the system takes of each program
         programs = min(card.warps // self.warps, REGISTERS // max(1, registers), card.shared // shared)
@@ -107,8 +122,11 @@ class Code:
 
 
 @contextmanager
-def caught() -> Iterator[list[Launch]]:
-    """Collect the launches made inside the context, each signature once. Nothing runs: outputs are not written."""
+def caught(amd: bool = False) -> Iterator[list[Launch]]:
+    """Collect the launches made inside the context, each signature once. Nothing runs: outputs are not written.
+
+    With `amd`, they are those of a PyTorch for AMD's cards.
+    """
     launches: dict[str, Launch] = {}
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kw: Any) -> None:
@@ -122,6 +140,7 @@ def caught() -> Iterator[list[Launch]]:
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch("torch.cuda.device_of", return_value=nullcontext()),
+        mock.patch.object(torch.version, "hip", "6.4" if amd else None),
         mock.patch.dict("os.environ", TRITON_INTERPRET="1"),  # launchers take tensors of the CPU
     ):
         yield here
@@ -154,12 +173,14 @@ def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -
     return Launch(kernel, signature, constants, tuple(aligned), options, tuple(grid))
 
 
-def compiled(launch: Launch, arch: int) -> Code:
-    """Compile a launch for a compute capability. Raises what Triton raises."""
+def compiled(launch: Launch, card: Card) -> Code:
+    """Compile a launch for a card. Raises what Triton raises."""
     source = ASTSource(
         launch.kernel, dict(launch.signature), dict(launch.constants), dict.fromkeys(launch.aligned, ALIGNED)
     )
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(launch.options))
+    built = triton.compile(source, target=card.target, options=dict(launch.options))
+    if "amdgcn" in built.asm:
+        return _of_amd(built)
     ptx = built.asm["ptx"]
     said = _resources(built.asm["cubin"])
     loads = Counter[int]()
@@ -169,6 +190,24 @@ def compiled(launch: Launch, arch: int) -> Code:
         registers=said["REG"], stack=said["STACK"], spills=len(re.findall(r"\b(?:ld|st)\.local", ptx)) + said["LOCAL"],
         shared=built.metadata.shared, warps=built.metadata.num_warps,
         products=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma|tcgen05\.mma)", ptx)), loads=dict(sorted(loads.items())),
+    )  # fmt: skip
+
+
+def _of_amd(built: Any) -> Code:
+    """The same of AMD's assembly, whose metadata says what a kernel takes.
+
+    Scalar registers are spilled to lanes of vector registers, not to memory: those are no spills here.
+    """
+    text = built.asm["amdgcn"]
+    said = {name: int(number) for name, number in re.findall(r"^\s*-?\s*\.(\w+):\s+(\d+)\s*$", text, re.MULTILINE)}
+    width = {"ubyte": 1, "ushort": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
+    loads = Counter(
+        width[name] for name in re.findall(r"\b(?:global|buffer)_load_(dword(?:x\d)?|ubyte|ushort)\b", text)
+    )
+    return Code(
+        registers=said["vgpr_count"], stack=said["private_segment_fixed_size"],
+        spills=len(re.findall(r"\bscratch_(?:load|store)", text)), shared=built.metadata.shared,
+        warps=built.metadata.num_warps, products=len(re.findall(r"\bv_mfma_", text)), loads=dict(sorted(loads.items())),
     )  # fmt: skip
 
 

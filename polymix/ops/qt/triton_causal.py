@@ -14,7 +14,6 @@ from torch import Tensor
 
 from polymix.ops.qt.eager import feature_size
 from polymix.ops.qt.triton import (
-    WARPS,
     block_d,
     block_n,
     degree_weights,
@@ -26,6 +25,7 @@ from polymix.ops.qt.triton import (
     own_tokens,
     precision,
     pulled_back,
+    warps,
     weights_of,
     write_moments,
     write_query,
@@ -223,7 +223,7 @@ def causal(
     _inside_kernel[(batch * heads * blocks,)](
         q, *q.stride(), k, *k.stride(), v, *v.stride(), *mask_arguments(mask), weights, weighted, heads, n, blocks,
         D=d, ORDER=order, FULL=form == "full", PRECISION=precision(q),
-        SPAN=CHUNK, BLOCK_N=block_n(q), BLOCK_D=block_d(d), num_warps=WARPS,
+        SPAN=CHUNK, BLOCK_N=block_n(q), BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     write_query(weighted, q, before, CHUNK, form, weights, base=weighted)
     return weighted, before[:, :, -1].clone()
@@ -250,7 +250,7 @@ def causal_backward(
         grad_weighted, *grad_weighted.stride(), q, *q.stride(), k, *k.stride(), v, *v.stride(), *mask_arguments(mask),
         weights, *direct, grad_w, heads, n, blocks,
         D=d, ORDER=order, FULL=form == "full", PRECISION=precision(q),
-        SPAN=CHUNK, BLOCK_N=SMALL, BLOCK_D=block_d(d), num_warps=WARPS,
+        SPAN=CHUNK, BLOCK_N=SMALL, BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     grad_q, q_w = pulled_back(q, grad_weighted, before, CHUNK, form, order, weights, base=direct[0])
     grad_k, k_w = pulled_back(k, v, after[:, :, 1:], CHUNK, form, order, weights, mask, base=direct[1])
