@@ -29,7 +29,7 @@ from polymix.errors import check_choice
 from polymix.measure import manifest
 
 SIZES = Sizes()
-UNITS = {"tf32": "tf32", "tf32x3": "tf32"}  # of products; others are float32's
+UNITS = {"tf32": "tf32", "tf32x3": "tf32", "bf16": "bfloat16", "f16": "bfloat16"}  # of products; others are float32's
 
 
 def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> tuple[list[Launch], int]:
@@ -101,7 +101,7 @@ def line(row: dict[str, Any]) -> str:
     moved = row["bytes_between"] + sum(k["counts"]["read"] + k["counts"]["written"] for k in row["kernels"])
     flops = sum(k["counts"]["others"] + sum(k["counts"]["products"].values()) for k in row["kernels"])
     return (
-        f"{row['op']:20} {row['dtype']:9} {row['pass']:9} {row['card']:6} {len(row['kernels'])} launches, "
+        f"{row['op']:32} {row['dtype']:9} {row['pass']:9} {row['card']:6} {len(row['kernels'])} launches, "
         f"at most {worst['registers']} registers, {worst['spills']} spills, {worst['shared'] / 1024:.0f} KB shared; "
         f"{occupancy:.0%} of warps{'; tensor cores' if products else ''}; "
         f"{moved / 1e6:.1f} MB, {flops / 1e9:.2f} GFLOP; bound {1e6 * row['bound_seconds']:.1f} µs"

@@ -31,7 +31,7 @@ class Counts:
         read: bytes that it reads at least once. A second read may find them in a cache.
         written: bytes that it writes, likewise.
         requested: bytes of all loads and stores, repeated ones too.
-        products: operations of products of tiles, two per multiply-add, by their precision.
+        products: operations of products of tiles, two per multiply-add, by their element or, in float32, precision.
         others: operations on floating-point numbers beside them: sums, products, functions; a function counts as one.
     """
 
@@ -241,10 +241,10 @@ class Run:
         seen[touched] = True
 
     def multiplied(self, step: Step) -> None:
-        shapes = re.findall(r"tensor<(\d+)x(\d+)x\w+>", step.text)
-        rows, inner = map(int, shapes[0])
+        shapes = re.findall(r"tensor<(\d+)x(\d+)x(\w+)>", step.text)
+        rows, inner, element = int(shapes[0][0]), int(shapes[0][1]), shapes[0][2]
         precision = re.search(r"inputPrecision = (\w+)", step.text)
-        kind = precision[1] if precision else "ieee"
+        kind = element if element != "f32" else precision[1] if precision else "ieee"
         operations = self.count(2 * rows * inner * int(shapes[1][1])) * (3 if kind == THREE else 1)
         self.counts.products[kind] = self.counts.products.get(kind, 0) + operations
 

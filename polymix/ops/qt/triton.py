@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polymix.ops.qt.eager import feature_size
+from polymix.ops.shared.triton_functions import precision
 
 PROGRAMS = 512  # the number of programs that pooling aims for: several per multiprocessor of the largest GPUs
 FEATURES = 64  # features held in registers at a time
@@ -229,16 +230,6 @@ def _pull_kernel(
         tl.store(grad_w, tl.where(tl.program_id(1) == 0, grad_w0, 0.0))  # counted once, by the first block of columns
         tl.store(grad_w + 1 + tl.arange(0, 1), _sum_of_all(grad_w1))
         tl.store(grad_w + 2 + tl.arange(0, 1), _sum_of_all(grad_w2))
-
-
-def precision(x: Tensor) -> str:
-    """The precision of tl.dot: with 16 bits, tf32, whose 11 bits hold an entry whole, and a square to 5e-4.
-
-    AMD's matrix cores multiply float32 as it is; Triton has no tf32x3 for them, and tf32 for one generation only.
-    """
-    if torch.version.hip is not None:
-        return "ieee"
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def warps() -> int:

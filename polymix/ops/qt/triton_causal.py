@@ -23,13 +23,13 @@ from polymix.ops.qt.triton import (
     load_tile,
     mask_arguments,
     own_tokens,
-    precision,
     pulled_back,
     warps,
     weights_of,
     write_moments,
     write_query,
 )
+from polymix.ops.shared.triton_functions import precision
 
 CHUNK = 128  # tokens in a chunk, whose pairs are computed directly; F (d + 1) moments are stored per chunk
 SMALL = 32  # tokens in a tile where three gradients are held at once
