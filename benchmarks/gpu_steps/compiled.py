@@ -233,7 +233,7 @@ def _of_nvidia(built: Any) -> Code:
     for vector, bits in re.findall(r"\bld\.global(?:\.[a-z:_0-9]+)*?(?:\.v(\d))?\.[bfus](\d+)\b", ptx):
         loads[int(vector or 1) * int(bits) // 8] += 1
     return Code(
-        registers=said["REG"], stack=said["STACK"], spills=len(re.findall(r"\b(?:ld|st)\.local", ptx)) + said["LOCAL"],
+        registers=said["REG"], stack=said["STACK"], spills=said["spills"],
         shared=built.metadata.shared, warps=built.metadata.num_warps,
         products=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma|tcgen05\.mma)", ptx)), loads=dict(sorted(loads.items())),
     )  # fmt: skip
@@ -258,10 +258,12 @@ def _of_amd(built: Any) -> Code:
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
-    """Registers, bytes of stack, … that cuobjdump reads off machine code."""
+    """Registers and bytes of stack that cuobjdump reads off machine code, and its loads and stores of local memory."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+        code = subprocess.run([tool, "-sass", file], capture_output=True, text=True, check=True).stdout
+    resources = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", said)}
+    return resources | {"spills": len(re.findall(r"\b(?:LDL|STL)\b", code))}

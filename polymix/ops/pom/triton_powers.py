@@ -17,7 +17,6 @@ from polymix.ops.shared.triton_functions import activation as activate
 from polymix.ops.shared.triton_functions import precision
 
 PROGRAMS = 1024  # the number of programs that a launch aims for: several per multiprocessor of the largest GPUs
-TILE = 64  # of tokens, of columns and of the sum inside a product
 
 
 @triton.jit(do_not_specialize=["n", "splits", "span"])
@@ -77,20 +76,21 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
         activation: a name in `polymix.ops.shared.activations.ACTIVATIONS`.
         degree: at least 1.
     Returns:
-        (B, degree, E) in float32. Cost: N D E multiply-adds; x is read E / 64 times, from memory once.
+        (B, degree, E) in float32. Cost: N D E multiply-adds; x is read E / 64 times (E / 32 in float32), from memory once.
     """
     (batch, n, dim), width = x.shape, weight.shape[0]
-    blocks = triton.cdiv(width, TILE)
-    span = TILE * max(1, triton.cdiv(n, TILE * max(1, PROGRAMS // max(1, batch * blocks))))
+    tile = 64 if x.element_size() == 2 else 32  # wide tiles of float32 do not fit in a thread's registers
+    blocks = triton.cdiv(width, tile)
+    span = tile * max(1, triton.cdiv(n, tile * max(1, PROGRAMS // max(1, batch * blocks))))
     splits = triton.cdiv(n, span)
     sums = torch.empty((batch, splits, degree, width), dtype=torch.float32, device=x.device)
     weight = weight.to(x.dtype)
     _powers_kernel[(batch * splits, blocks)](
         sums, x, *x.stride(), weight, *weight.stride(), None if bias is None else bias.contiguous(),
         None if mask is None else mask.contiguous(), n, dim, width, splits, span,
-        ACTIVATION=activation, DEGREE=degree, POWERS=triton.next_power_of_2(degree), PRECISION=precision(x), TILE=TILE,
+        ACTIVATION=activation, DEGREE=degree, POWERS=triton.next_power_of_2(degree), PRECISION=precision(x), TILE=tile,
         WIDEN=not isinstance(_powers_kernel, triton.JITFunction),
-        num_warps=8 if torch.version.hip is None else 4,
+        num_warps=8 if torch.version.hip is None and tile == 64 else 4,
     )  # fmt: skip
     return sums.sum(1)
 
