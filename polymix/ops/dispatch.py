@@ -153,6 +153,11 @@ def without_gradients(impl: str) -> bool:
     return not (torch.compiler.is_compiling() or choosing_for_a_graph.get() or torch._C._is_any_autocast_enabled())
 
 
+def in_one_call(impl: str) -> bool:
+    """Whether one C function may run the whole mixer: without gradients, and no mode asks for its operators."""
+    return impl == "native" and without_gradients(impl) and not torch._C._len_torch_dispatch_stack()
+
+
 def _record(op: str, impl: str, reasons: Sequence[str], fastest_for: Tensor | None = None) -> str:
     """Record and log the choice of `impl` with its reasons, and return `impl`."""
     if torch.compiler.is_compiling():  # nothing is logged or recorded while a graph is traced

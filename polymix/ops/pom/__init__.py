@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops import decode
-from polymix.ops.dispatch import choose, without_gradients
+from polymix.ops.dispatch import choose, in_one_call, without_gradients
 from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
 from polymix.ops.operator import Operator
@@ -117,6 +117,8 @@ def pom(
                 else blocked.pom(x, pooled_tokens, weights, options, padding))  # fmt: skip
     if impl == "native" and causal:
         return native.causal(x, weights, options, padding)[0]
+    if pooled_tokens is x and in_one_call(impl):
+        return native.pooled(x, weights, options, padding)
     in_one_pass = impl != "triton" or _product_is_short(pooled_tokens)
     if in_one_pass and plain and gate_per_channel and not causal:  # the kernels store no outputs of the maps
         sums = linear_powers(pooled_tokens, *weights.poly, padding, options.activation, degree, impl=impl)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops import decode
-from polymix.ops.dispatch import choose, without_gradients
+from polymix.ops.dispatch import choose, in_one_call, without_gradients
 from polymix.ops.operator import Operator
 from polymix.ops.qt import blocked, eager, native
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
@@ -124,6 +124,8 @@ def qt(
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
         assert weights.scale is not None
+        if context is x and in_one_call(impl):
+            return native.whole(x, *weights, mask, options.heads, options.order)
         sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
         moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
         count = mask.sum(1) if mask is not None else torch.full(x.shape[:1], context.shape[1], device=x.device)
