@@ -9,9 +9,10 @@ from polymix.lens.influence import Influence, influence
 from polymix.lens.interactions import Count, Interactions, interactions
 from polymix.lens.overview import Overview, overview
 from polymix.lens.receptive_field import ReceptiveField, receptive_field
+from polymix.lens.tensor import WeightTensor, tensor
 
 __all__ = [
     "Chain", "ContextualMapping", "Count", "DegreeResult", "Equivariance", "Evidence", "Influence", "Interactions",
-    "Overview", "PadreForm", "ReceptiveField", "Verdict", "as_padre", "contextual_mapping", "degree", "equivariance",
-    "influence", "interactions", "overview", "receptive_field", "register_form",
+    "Overview", "PadreForm", "ReceptiveField", "Verdict", "WeightTensor", "as_padre", "contextual_mapping", "degree",
+    "equivariance", "influence", "interactions", "overview", "receptive_field", "register_form", "tensor",
 ]  # fmt: skip

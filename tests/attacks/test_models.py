@@ -98,7 +98,7 @@ USES = {
     "insert at itself": lambda m, p: polymix.insert(m, "", "pom", input=X),
     "save": lambda m, p: polymix.save_pretrained(m, p / "s"), "optimize": lambda m, p: polymix.optimize(m),
     "degree": lambda m, p: lens.degree(m, shape=(1, 3, 8)), "interactions": lambda m, p: lens.interactions(m, 2, shape=(1, 3, 8)),
-    "receptive field": lambda m, p: lens.receptive_field(m, shape=(1, 3, 8)),
+    "tensor": lambda m, p: lens.tensor(m, 2, shape=(1, 3, 8)), "receptive field": lambda m, p: lens.receptive_field(m, shape=(1, 3, 8)),
     "equivariance": lambda m, p: lens.equivariance(m, shape=(1, 3, 8)),
 }  # fmt: skip
 

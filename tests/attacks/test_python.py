@@ -158,6 +158,7 @@ def functions(folder):
                       "input": None, "training": False, "seconds": 0.01, "threads": 1}),
         "lens.degree": (lens.degree, {"module": module, "x": None, "seed": 0, **small}),
         "lens.interactions": (lens.interactions, {"module": module, "order": 2, "seed": 0, **small}),
+        "lens.tensor": (lens.tensor, {"module": module, "order": 2, "tokens": None, "seed": 0, **small}),
         "lens.receptive_field": (lens.receptive_field, {"module": module, "seed": 0, **small}),
         "lens.equivariance": (lens.equivariance, {"module": module, "seed": 0, **small}),
         "lens.contextual_mapping": (lens.contextual_mapping, {"module": module, "seed": 0, **small}),
@@ -173,7 +174,7 @@ def _recommend(**arguments):
 
 NAMES = ("convert", "insert", "load_pretrained", "save_pretrained", "MixerBlock", "PolyMorpher", "VisionTransformer",
          "create_mixer", "explain", "recommend", "lens.degree", "lens.interactions", "lens.receptive_field",
-         "lens.equivariance", "lens.contextual_mapping", "lens.overview", "lens.as_padre")  # fmt: skip
+         "lens.tensor", "lens.equivariance", "lens.contextual_mapping", "lens.overview", "lens.as_padre")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from polymix.mixers.related.conv2former import Conv2FormerConfig, Conv2FormerMix
 from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
 from polymix.mixers.related.focused import FocusedConfig, FocusedMixer
 from polymix.mixers.related.gc import GcConfig, GcMixer
-from polymix.mixers.related.hla import HlaConfig, HlaMixer, HlaState
+from polymix.mixers.related.hla import HlaConfig, HlaMixer
 from polymix.mixers.related.hydra import HydraConfig, HydraMixer
 from polymix.mixers.related.hyena import HyenaConfig, HyenaMixer, HyenaState
 from polymix.mixers.related.knn import KnnConfig, KnnMixer
@@ -30,7 +30,7 @@ from polymix.mixers.related.xca import XcaConfig, XcaMixer
 __all__ = [
     "AdditiveConfig", "AdditiveMixer",
     "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
-    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig", "HlaMixer", "HlaState", "HydraConfig",
+    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig", "HlaMixer", "HydraConfig",
     "HydraMixer", "HyenaConfig", "HyenaMixer", "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig",
     "LatentGnnMixer", "LinearConfig", "LinearMixer",
     "LocalConfig", "LocalMixer", "LocalState", "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig",
