@@ -45,11 +45,14 @@ class Processes:
         try:
             store = dist.distributed_c10d._get_default_store()
             store.set(f"{waits}{self.rank}", "")
+            self.group.abort()  # those who wait for this one fail now, too
             end = time.monotonic() + GRACE
             absent = [r for r in range(self.size) if r != self.rank]
             while absent and not store.check([FAILED]) and time.monotonic() < end:
                 time.sleep(0.02)
                 absent = [r for r in absent if not store.check([f"{waits}{r}"])]
+            if dist.get_rank() == 0:  # it may hold the store, which the others still read
+                time.sleep(GRACE)
             if store.check([FAILED]):
                 return str(store.get(FAILED).decode(errors="replace"))
         except RuntimeError:  # the store lives in the first process of all

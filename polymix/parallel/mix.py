@@ -279,7 +279,9 @@ class Whole:
     def continue_halo(self, x: Tensor) -> tuple[Tensor, Any]:
         """The outputs of a piece, and the state after it. Windows see tokens of the piece, or those in `start`."""
         outputs, states, front = {}, {}, self.mixer.halo()[0]
-        for field in tree_flatten(self.start)[0]:  # in the graph of every process: its backward pass is a collective
+        for field in (
+            [] if self.start is None else tree_flatten(self.start)[0]
+        ):  # in the graph of every process: its backward pass is a collective
             x = x + field.flatten()[:0].sum().to(x.dtype)
         nothing = x.new_zeros(len(x), 1, dtype=torch.bool)
         blank = self.mixer.scan(x.new_zeros(len(x), 1, x.shape[2]), None, nothing)[1]

@@ -82,6 +82,6 @@ def stream(model: nn.Module, states: dict[str, Any] | None = None, *, truncated:
         yield pieces
     finally:
         for name, mixer in mixers.items():
-            del mixer.forward
+            vars(mixer).pop("forward")
             if held[name] is not None:
-                mixer.forward = held[name]
+                vars(mixer)["forward"] = held[name]
