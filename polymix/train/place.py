@@ -76,9 +76,12 @@ def _join_processes() -> None:
     if os.environ.get("GROUP_WORLD_SIZE") != "1":
         distributed.init_process_group(backend)
         return
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     # One agent of torchrun keeps its store when it starts processes again, with the addresses of those that have died.
-    store, rank, world = next(iter(distributed.rendezvous("env://")))
-    start = distributed.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store, rank, world = next(iter(rendezvous("env://")))
+    start = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     distributed.init_process_group(backend, store=start, rank=rank, world_size=world)
 
 
