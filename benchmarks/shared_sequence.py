@@ -2,9 +2,10 @@
 
     python benchmarks/shared_sequence.py OUT.json MIB MORE
 
-Every process has a limit on its own memory (RLIMIT_DATA) of MIB. One process is tried with more and more tokens under
-it, then four with four times as many, which must come to the losses of one process without a limit. Then one of four is
-killed, torchrun ends the others, and the run goes on with three of MORE MiB, as each of them has a third of the tokens.
+Every process has a limit on its own memory (RLIMIT_DATA) of MIB. One process, by torchrun too, whose libraries need
+memory, is tried with more and more tokens under it. Four with four times as many must come to the losses of one without
+a limit. Then one of four is killed, torchrun ends the others, and the run goes on with three of MORE MiB, as each of
+them has a third of the tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def start(out: Path, tokens: int, processes: int, mib: int | None, *more: str) -
     if (out.parent / "data").is_dir() and not out.is_dir():  # the text and its tokens, prepared once
         shutil.copytree(out.parent / "data", out / "data")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "polymix", "train", "text", *OPTIONS,
+    command = [sys.executable, *torchrun, "-m", "polymix", "train", "text", *OPTIONS,
                "--context", str(tokens), "--out", str(out), *more]  # fmt: skip
-    command += ["--sequence-parallel", str(processes)] if processes > 1 else []
+    command += ["--sequence-parallel", str(processes)] if processes > 1 else ["--strategy", "ddp"]
     # small stacks, or those of unused threads would count
     size = "unlimited" if mib is None else mib * 1024
     limit = ["bash", "-c", f'ulimit -s 1024; ulimit -d {size}; exec "$@"', "limited"]

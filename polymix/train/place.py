@@ -72,7 +72,17 @@ def _join_processes() -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        distributed.init_process_group(backend)
+        return
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    # One agent of torchrun keeps its store when it starts processes again, with the addresses of those that have died.
+    store, rank, world = next(iter(rendezvous("env://")))
+    start = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    distributed.init_process_group(backend, store=start, rank=rank, world_size=world)
 
 
 class Place:

@@ -83,3 +83,21 @@ def test_a_killed_run_of_two_processes_goes_on_to_the_same_results(domain, tmp_p
         torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)["models"]["model"] for out in (whole, killed)
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_killed_process_is_started_again_by_torchrun(tmp_path):
+    """One of two that share each sequence; the others do not wait for it, and find each other again."""
+    out, text = tmp_path / "run", ROOT / "docs" / "speed.md"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts",
+               "1", "-m", "polymix", "train", "text", "--sequence-parallel", "2", "--preset", "tiny", "--set", "steps=60",
+               "--checkpoint-every", "2", "--evaluate-every", "60", "--data", str(text), "--threads", "1", "--resume",
+               "--out", str(out)]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    agent = subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not (out / "checkpoint" / "last.ckpt").exists():
+        assert agent.poll() is None, agent.communicate()[0]
+        time.sleep(0.01)
+    os.kill(descendants(agent.pid)[1], signal.SIGKILL)
+    said = finish(agent)
+    assert said.count("60 steps from") == 2, said
+    assert steps(out) == list(range(1, 61))
