@@ -71,16 +71,23 @@ def number(value: float | None, digits: int, factor: float = 1.0) -> str:
     return NONE if value is None else f"{factor * value:.{digits}f}"
 
 
+AT_SIZE = "at the paper's size"
+
+
 def paper_table(rows: Iterator[tuple[str, str, str, str, str]]) -> str:
-    """A row for each figure of the paper, and below them the command for each model."""
+    """A row for each figure of the paper, and below them the command for each model.
+
+    Only what was counted or measured at the paper's size stands beside it: nothing of the default data.
+    """
     lines: list[tuple[str, ...]] = []
     commands: dict[str, dict[str, None]] = {}  # the models of each command, in order
     last = ""
     for model, command, what, paper, here in rows:
-        lines.append(("" if model == last else model, what, paper, here))
+        same = here.replace(" (at the paper's size)", "") if AT_SIZE in here else NONE
+        lines.append(("" if model == last else model, what, paper, same))
         commands.setdefault(command, {})[model] = None
         last = model
-    head = ("model", "", "in the paper", "here, on the default data")
+    head = ("model", "", "in the paper", "here, at that size")
     block = "\n".join(f"# {' and '.join(models)}\n{command}" for command, models in commands.items())
     return f"{table(head, lines)}\n\n```sh\n{block}\n```"
 
