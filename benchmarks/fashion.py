@@ -4,12 +4,13 @@
     python benchmarks/fashion.py benchmarks/results/pretrained/fashion-mnist.json [--plans …] [--steps …] [--device …]
 
 The teacher has DeiT-Tiny's 12 layers and 3 heads, on patches of 7 × 7 pixels; --dim 192 is DeiT-Tiny's width. It is
-trained once, by the recipe below, into --folder. Then each plan is converted and distilled by `polymix.distill` with
-its defaults: half of the steps are imitation, half fine-tuning, each step on 64 training pictures. Measured on all
-10,000 test pictures: the accuracy, and the share on which the answer is the teacher's. Each row is saved when it is
-there, and the teacher's training has checkpoints; run the command again to continue. Once the teacher is there (--plans
-none), --part 0/4 to --part 3/4 side by side share a GPU and write the same file. Seconds are the processor's on a CPU,
-and those that pass on a GPU.
+trained once, by the recipe below, into --folder. With --image-size 224 --patch 16, DeiT-Tiny's own geometry, or
+--patch 32, pictures are enlarged inside the model, which starts from that teacher's weights, resized, and is tuned for
+--tune passes. Then each plan is converted and distilled by `polymix.distill` with its defaults: half of the steps are
+imitation, half fine-tuning, each step on 64 training pictures. Measured on all 10,000 test pictures: the accuracy, and
+the share on which the answer is the teacher's. Each row is saved when it is there, and the first teacher's training has
+checkpoints; run the command again to continue. Once the teacher is there (--plans none), --part 0/4 to --part 3/4 side
+by side share a GPU and write the same file. Seconds are the processor's on a CPU, and those that pass on a GPU.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ import torch
 from saving import locked, part_of, read, save
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import interpolate
 
 import polymix
+from polymix.convert.weights import resample_positions
 from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
 from polymix.errors import ResultsError, one_line
 from polymix.measure import Stopwatch, manifest
+from polymix.models import VisionTransformer
 from polymix.train.data.idx import FASHION
 from polymix.train.data.images import ImageData, load_own
+from polymix.train.in_memory import train_in_memory
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from polymix.train.task import WEIGHTS
@@ -48,6 +54,9 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
     **{f"{mixer} in {layers}": {"plan": plan, "mixer": mixer}
        for plan, layers in HYBRIDS.items() for mixer in MIXERS[:-1]},
 }  # fmt: skip
+
+
+TUNING = RECIPE.changed(epochs=0.25, learning_rate=3e-4)  # of a teacher for enlarged pictures
 
 
 def stopwatch(device: str) -> Stopwatch:
@@ -74,6 +83,37 @@ def taught(recipe: ClassifyRecipe, folder: Path, half: bool = False) -> tuple[nn
     size = sum(p.numel() for p in model.parameters())
     options = recipe.model_dump(exclude_defaults=True, exclude={"device"})
     return model, {**known, "parameters": size, "recipe": {**options, "data": FASHION}}
+
+
+def resized(teacher: VisionTransformer, size: int, patch: int) -> nn.Sequential:
+    """The teacher for pictures of another size and patches of another one, which enlarges its inputs itself."""
+    model = VisionTransformer(**{**teacher.options, "image_size": size, "patch_size": patch})
+    state = teacher.state_dict()
+    kernel = state["embed.weight"]
+    share = (kernel.shape[-1] / patch) ** 2
+    state["embed.weight"] = (
+        interpolate(kernel, size=(patch, patch), mode="bicubic", antialias=True) * share
+    )  # of as many pixels
+    positions = resample_positions("position", state["position"], tuple(model.position.shape))
+    model.load_state_dict({**state, "position": positions})
+    return nn.Sequential(nn.Upsample(size=(size, size), mode="bilinear"), model)
+
+
+def tuned(
+    teacher: VisionTransformer, data: ImageData, recipe: ClassifyRecipe, size: int, patch: int, folder: Path
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The teacher, resized and trained on: from a file in the folder, or once into it. And what is known of that."""
+    model = resized(teacher, size, patch)
+    file = folder / f"fashion-{teacher.options['dim']}-{size}-{patch}-{recipe.epochs:g}.pt"
+    if file.exists():
+        saved = torch.load(file, weights_only=True)
+    else:
+        watch = stopwatch(recipe.device)
+        model = train_in_memory(ClassifyTask(recipe), data, lambda: model).model
+        saved = {"state": model.state_dict(), "seconds": round(watch.seconds())}
+        torch.save(saved, file)
+    model.load_state_dict(saved["state"])
+    return model.eval(), {"passes": recipe.epochs, "seconds": saved["seconds"]}
 
 
 @torch.no_grad()
@@ -122,6 +162,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=RECIPE.epochs, help="of its training; default: %(default)s")
     rate = "of its training, whose rate grows with the root; default: %(default)s"
     parser.add_argument("--batch", type=int, default=RECIPE.batch_size, help=rate)
+    parser.add_argument("--image-size", type=int, default=RECIPE.image_size, help="enlarge to; default: %(default)s")
+    parser.add_argument("--patch", type=int, default=RECIPE.patch_size, help="side, in pixels; default: %(default)s")
+    passes = f"passes of the teacher's tuning at another size or patch; default: {TUNING.epochs:g}"
+    parser.add_argument("--tune", type=float, help=passes)
     known = f"of {', '.join(PLANS)}; all; none: only the teacher; default: %(default)s"
     parser.add_argument("--plans", default=",".join(MIXERS), help=known)
     parser.add_argument("--steps", default=str(BUDGET), help="of distillation; a row for each, and one as converted")
@@ -131,6 +175,17 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="I/N: every N-th plan from the I-th on, beside other processes")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    size, patch = options.image_size, options.patch
+    other = (size, patch) != (RECIPE.image_size, RECIPE.patch_size)
+    if size < RECIPE.image_size or not 1 <= patch <= size or size % patch:
+        need = f"a size of at least {RECIPE.image_size} that is a multiple of the patch"
+        parser.error(f"--image-size {size} --patch {patch}: expected {need}")
+    if options.tune is not None and not other:
+        parser.error(
+            "--tune is for another --image-size or --patch than the first teacher's: pass one, or leave it out"
+        )
+    if options.tune is not None and not options.tune > 0:
+        parser.error(f"--tune {options.tune:g}: expected more than 0 passes")
     torch.set_num_threads(options.threads)
     recipe = RECIPE.changed(
         dim=options.dim, epochs=options.epochs, data=options.data, device=options.device, batch_size=options.batch,
@@ -143,6 +198,12 @@ def main() -> None:
     with sdpa_kernel(SDPBackend.MATH) if options.device == "cpu" else nullcontext():
         teacher, about = taught(recipe, options.folder, options.half)
         data = load_own(options.data, RECIPE.image_size)
+        if other:
+            tuning = TUNING.changed(
+                data=options.data, device=options.device, **({"epochs": options.tune} if options.tune else {})
+            )
+            teacher, about["tuning"] = tuned(teacher, data, tuning, size, patch, options.folder)
+            about["recipe"] |= {"image_size": size, "patch_size": patch}
         train_images, train_labels = pictures(data)
         tests, labels = data.normalise(data.test.images), data.test.labels
         original = answers(teacher, tests, options.device)

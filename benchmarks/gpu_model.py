@@ -1,11 +1,14 @@
 """What the GPU kernels are compiled to, on a machine without a GPU, and the least time that published peaks allow.
 
-    python benchmarks/gpu_model.py OUT [--cards A100,H100] [--tokens 4096] [--only pom,qt]
+    python benchmarks/gpu_model.py OUT [--cards A100,H100] [--tokens 4096] [--only pom,qt] [--launches FILE]
 
 Every op, forward and backward, in float32 and bfloat16: each launch is caught and compiled for the card. Printed of an
-op: its kernels' registers, spills, shared memory, occupancy, the width of their loads and whether they use tensor
-cores; and a bound in microseconds: the op's bytes over the card's bytes/s, or its operations over its FLOP/s, whichever
-is longer. A bound is no time: nothing ran.
+op: its launches' registers, spills, shared memory, occupancy, and whether they use tensor cores; its bytes and
+operations, counted in what the compiler made of them (`gpu_steps/counted.py`); and a bound in microseconds: the sum,
+over the launches, of the longest of three: bytes over the card's bytes/s, operations of products and others over its
+FLOP/s of their kind. A byte counts once per launch, however often it is read. A bound is no time: nothing ran.
+
+`--launches` compiles what `tests/benchmarks/launches.py` has written down, and counts nothing.
 """
 
 from __future__ import annotations
@@ -17,44 +20,77 @@ from typing import Any
 
 import torch
 from gpu_steps.bench import DTYPES, Sizes
-from gpu_steps.compiled import CARDS, caught, compiled
-from gpu_steps.ops import CASES, PASSES, bytes_of, call
+from gpu_steps.compiled import CARDS, Card, Launch, caught, compiled, read_launch
+from gpu_steps.counted import Counts, counted
+from gpu_steps.ops import CASES, PASSES, Case, call
 from saving import save
 
 from polymix.errors import check_choice
 from polymix.measure import manifest
 
 SIZES = Sizes()
+UNITS = {"tf32": "tf32", "tf32x3": "tf32", "bf16": "bfloat16", "f16": "bfloat16"}  # of products; others are float32's
 
 
-def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> list[dict[str, Any]]:
-    """The launches of one op, compiled for each card."""
-    case = CASES[name]
+def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> tuple[list[Launch], int]:
+    """The launches of one op, and the bytes that PyTorch moves between them."""
     made = [
         part.requires_grad_()
         for part in case.make(
             lambda *shape: torch.randn(shape, dtype=getattr(torch, dtype)), 1, tokens, SIZES.dim, SIZES.heads
         )
     ]
-    with caught() as launches:
-        out = call(case, "forward", tokens, made)[0]
-        grad = None if pass_ == "forward" else torch.zeros_like(out)
+    grad = None
+    if pass_ == "training":
+        with caught(amd):
+            grad = torch.zeros_like(call(case, "forward", tokens, made)[0])
+    with caught(amd) as (launches, passes):
         call(case, pass_, tokens, made, grad)
-    flops = tokens * case.flops(SIZES.dim, SIZES.heads) * (1 if pass_ == "forward" else 3)
-    unit = "tf32" if case.tensor_cores and dtype != "float32" else "float32"
+    return launches, passes.bytes
+
+
+def least_seconds(counts: Counts, card: Card) -> dict[str, float]:
+    """What the counts take at the card's peaks, each alone."""
+    moved = counts.read + counts.written
+    tensor = sum(flops / card.flops[UNITS.get(kind, "float32")] for kind, flops in counts.products.items())
+    return {
+        "memory": moved / card.bytes_per_second,
+        "products": tensor,
+        "others": counts.others / card.flops["float32"],
+    }
+
+
+def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> list[dict[str, Any]]:
+    """The launches of one op, compiled and counted for each card."""
     answer = []
     for card in cards:
         peak = CARDS[card]
-        bound = max(bytes_of(made, out, pass_) / peak.bytes_per_second, flops / peak.flops[unit])
-        kernels = []
+        launches, between = launches_of(CASES[name], dtype, pass_, tokens, peak.amd)
+        kernels, bound = [], between / peak.bytes_per_second
         for launch in launches:
-            code = compiled(launch, peak.arch)
+            code, text = compiled(launch, peak)
+            counts = counted(text, launch.numbers, launch.grid)
+            least = least_seconds(counts, peak)
+            bound += max(least.values())
             kernels.append({
                 "kernel": launch.kernel.__name__, "programs": launch.grid, **asdict(code),
-                "occupancy": code.occupancy(peak),
+                "occupancy": code.occupancy(peak), "counts": asdict(counts),
+                "bound_by": max(least, key=least.__getitem__),
             })  # fmt: skip
         answer.append({"op": name, "dtype": dtype, "pass": pass_, "tokens": tokens, "card": card,
-                       "bound_seconds": bound, "kernels": kernels})  # fmt: skip
+                       "bytes_between": between, "bound_seconds": bound, "kernels": kernels})  # fmt: skip
+    return answer
+
+
+def written_down(file: Path, cards: list[str]) -> list[dict[str, Any]]:
+    """The launches of a file, each signature once, compiled for each card."""
+    launches = {launch.key: launch for launch in map(read_launch, file.read_text(encoding="utf-8").splitlines())}
+    answer = []
+    for launch in launches.values():
+        for card in cards:
+            code = compiled(launch, CARDS[card])[0]
+            answer.append({"kernel": launch.kernel.__name__, "launch": launch.key, "card": card, **asdict(code),
+                           "occupancy": code.occupancy(CARDS[card])})  # fmt: skip
     return answer
 
 
@@ -62,23 +98,30 @@ def line(row: dict[str, Any]) -> str:
     worst = {key: max(kernel[key] for kernel in row["kernels"]) for key in ("registers", "spills", "shared")}
     occupancy = min(kernel["occupancy"] for kernel in row["kernels"])
     products = any(kernel["products"] for kernel in row["kernels"])
+    moved = row["bytes_between"] + sum(k["counts"]["read"] + k["counts"]["written"] for k in row["kernels"])
+    flops = sum(k["counts"]["others"] + sum(k["counts"]["products"].values()) for k in row["kernels"])
     return (
-        f"{row['op']:20} {row['dtype']:9} {row['pass']:9} {row['card']:5} {len(row['kernels'])} kernels, at most "
-        f"{worst['registers']} registers, {worst['spills']} spills, {worst['shared'] / 1024:.0f} KB shared; "
-        f"{occupancy:.0%} of warps{'; tensor cores' if products else ''}; bound {1e6 * row['bound_seconds']:.1f} µs"
+        f"{row['op']:32} {row['dtype']:9} {row['pass']:9} {row['card']:6} {len(row['kernels'])} launches, "
+        f"at most {worst['registers']} registers, {worst['spills']} spills, {worst['shared'] / 1024:.0f} KB shared; "
+        f"{occupancy:.0%} of warps{'; tensor cores' if products else ''}; "
+        f"{moved / 1e6:.1f} MB, {flops / 1e9:.2f} GFLOP; bound {1e6 * row['bound_seconds']:.1f} µs"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--cards", default=",".join(CARDS))
+    parser.add_argument("--cards", default="A100,H100", help=f"some of {','.join(CARDS)}")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--only", default="", help="ops whose names begin with one of these")
+    parser.add_argument("--launches", type=Path)
     its = parser.parse_args()
     cards = its.cards.split(",")
     for card in cards:
         check_choice("--cards", card, CARDS)
+    if its.launches:
+        save({"machine": manifest("cpu", 1), "rows": written_down(its.launches, cards)}, its.out)
+        return
     content: list[dict[str, Any]] = []
     for name in CASES:
         if name.startswith(tuple(its.only.split(","))):

@@ -31,6 +31,8 @@ cure_torchvision()
 import timm  # noqa: E402
 import transformers  # noqa: E402
 
+import polymix.timm  # noqa: E402  # registers metaformer_s12
+
 # The papers' names of our hosts, where they differ.
 NAMES = {
     "swin_tiny, windows kept": "swin_tiny_patch4_window7_224", "DETR-R50, encoder": "DETR, resnet50",
@@ -116,9 +118,7 @@ HOSTS = {
         "swin_tiny_patch4_window7_224", FIVE | {SA: SA}, windows="merge", drop=("position_bias",)
     ),
     "xcit_tiny_12_p16_224": vision("xcit_tiny_12_p16_224", FIVE),
-    "metaformer_s12": Host(
-        lambda: hybrid_poolformer(), lambda: {"x": torch.empty(1, 3, 224, 224)}, FIVE | {SA: SA},
-    ),
+    "metaformer_s12": vision("metaformer_s12", FIVE | {SA: SA}),
     "cvt_13, keys at stride 1": Host(
         lambda: transformers.CvtForImageClassification(transformers.CvtConfig(stride_kv=[1, 1, 1], num_labels=1000)),
         lambda: {"pixel_values": torch.zeros(1, 3, 224, 224)}, FIVE,
@@ -137,20 +137,6 @@ HOSTS = {
         lambda: {"input_ids": torch.zeros(1, 1024, dtype=torch.int64), "use_cache": False}, FIVE,
     ),
 }  # fmt: skip
-
-
-def hybrid_poolformer() -> nn.Module:
-    """PoolFormer-S12 with attention in its last two stages: the hybrid of the MetaFormer paper."""
-    from timm.layers import GroupNorm1, LayerNorm
-    from timm.models.metaformer import Attention, MetaFormer, Pooling
-
-    model: nn.Module = MetaFormer(
-        depths=(2, 2, 6, 2), dims=(64, 128, 320, 512), token_mixers=(Pooling, Pooling, Attention, Attention),
-        norm_layers=(GroupNorm1, GroupNorm1, LayerNorm, LayerNorm), downsample_norm=None, mlp_act=nn.GELU,
-        mlp_bias=True, layer_scale_init_values=1e-5, res_scale_init_values=None, use_mlp_head=False,
-    )  # fmt: skip
-    model.pretrained_cfg = {"input_size": (3, 224, 224)}  # type: ignore[assignment]
-    return model
 
 
 def windows(model: nn.Module, layer: str) -> int:

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.train import published
+from polymix.train.data.boxes.detectors import GATES
 
 cure_torchvision()
 from torchvision.models.detection import maskrcnn_resnet50_fpn  # noqa: E402
@@ -29,7 +30,8 @@ BLOCK, PICTURE = (1, 1024, 14, 14), (1, 3, 800, 1088)
 # The block, and the name under which Poly-NL's Table 1 prints it, if it is another.
 BLOCKS = {
     "Mask R-CNN": "none", "Poly-NL": "poly_nl:reduction=4",
-    "Poly-NL, order 2": "poly_nl:reduction=4:order=2", "non-local": "non_local:rd_ratio=0.5:projection=false",
+    "Poly-NL, order 2": "poly_nl:reduction=4:order=2", "Poly-NL, orders 2 and 3": "poly_nl:reduction=4:order=2+3",
+    "non-local": "non_local:rd_ratio=0.5:projection=false",
     "SE": "se", "GC": "gc", "efficient attention": "efficient:reduction=8:heads=1",
     "TESA": "tesa:reduction=2:bias=false", "TESA, reduction 4": "tesa:reduction=4:bias=false",
     "LatentGNN": "latent_gnn:reduction=8:norm=batch",
@@ -74,11 +76,11 @@ def row(label: str, mixer: str | None) -> dict[str, Any]:
         before = sum(p.numel() for p in model.parameters())
         if mixer is not None:
             report = polymix.insert(model.backbone, AT.removeprefix("backbone."), mixer,
-                                    input=torch.empty(1, 3, 224, 224), residual=mixer != "se")  # fmt: skip
+                                    input=torch.empty(1, 3, 224, 224), residual=mixer not in GATES)  # fmt: skip
             found["block_multiply_adds"] = count(report.block, BLOCK)
             report.undo()
             report = polymix.insert(model.backbone, AT.removeprefix("backbone."), mixer, input=torch.empty(PICTURE),
-                                    residual=mixer != "se")  # fmt: skip
+                                    residual=mixer not in GATES)  # fmt: skip
         after = sum(p.numel() for p in model.parameters())
         found |= {"block_parameters": (after - before) / 1e6, "parameters": after / 1e6}
         found["backbone_multiply_adds"] = count(model.backbone, PICTURE)

@@ -28,12 +28,14 @@ trains and measures on a GPU; pass the same file again on a CPU for the times.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
 from pretrained_steps import classes, masked
 from pretrained_steps.minilm import PLANS, minilm
 from pretrained_steps.packages import AbsentError
+from pretrained_steps.picture import plot
 from pretrained_steps.whisper import whisper
 
 from polymix.compat import cure_torchvision
@@ -62,8 +64,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rate", type=float, help="of imitation, for whisper; default: 0.001")
     parser.add_argument("--batch", type=int, default=16, help="windows of a step, for whisper; default: 16")
+    parser.add_argument("--plot", type=Path, help="draw minilm's rows that are in the file; nothing is measured")
     parser.add_argument("--device", default="cpu", help="cpu or, for whisper, cuda")
     options = parser.parse_args()
+    if options.plot:
+        if options.model != "minilm" or not options.out.exists():
+            parser.error(f"--plot draws a file that minilm has written, not {options.out} of {options.model}")
+        return plot(json.loads(options.out.read_text()), options.plot)
     torch.set_num_threads(options.threads)
     cure_torchvision()
     try:

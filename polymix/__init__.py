@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from polymix.mixers import explain as explain  # type: ignore[no-redef]
     from polymix.mixers import list_mixers as list_mixers
     from polymix.mixers import register as register
+    from polymix.parallel import parallelize as parallelize
     from polymix.structured import Cost as Cost
     from polymix.train.distill import distill as distill
     from polymix.workflows.convert import assess as assess
@@ -70,6 +71,7 @@ _NAMES = {
         "PomState", "QtConfig", "QtMixer", "QtState", "SoftmaxConfig", "SoftmaxMixer", "TokenMixer", "create_mixer",
         "explain", "list_mixers", "register",
     ),
+    "polymix.parallel": ("parallelize",),
     "polymix.structured": ("Cost",),
     "polymix.train.distill": ("distill",),
     "polymix.workflows.convert": ("assess", "push_to_hub"),

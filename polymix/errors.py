@@ -69,6 +69,10 @@ class CapabilityError(PolymixError, NotImplementedError):
     """The mixer, as configured, does not support the request. The message names what does."""
 
 
+class ParallelError(PolymixError, RuntimeError):
+    """A process of a group failed, or did not come to a step that all take together. The message names it."""
+
+
 class StateError(PolymixError, ValueError):
     """A recurrent state does not match this mixer or batch."""
 

@@ -8,11 +8,14 @@ timm.list_models("padre*")
 A name is a mixer of MIXERS, an underscore and a host of HOSTS: `padre3_deit_small_patch16_224`, `qt_vit_b1`,
 `poly_sa_xcit_small_12`. With `_matched` at the end, the mixer's width is chosen so that the model has as many
 parameters as the host with attention (PoM, Section 4); the option match="parameters" asks for the same.
+
+Two hosts of Poly-SA's Table 3 that timm has not are registered with their own attention: metaformer_s12 and cvt_13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -24,8 +27,9 @@ from polymix.convert.convert import convert
 from polymix.convert.drops import naming_drops
 from polymix.convert.insert import insert
 from polymix.convert.matching import widths
-from polymix.convert.plan import config_of
+from polymix.convert.plan import config_of, parse_plan, resolve
 from polymix.errors import OptionError, check_choice, check_number
+from polymix.mixers import MixerConfig
 
 # Our name of a mixer in a model's name: its spelling on the command line.
 MIXERS = {
@@ -47,7 +51,78 @@ HOSTS = {
 INSERTED = {"resnet50": ("resnet50", "layer3.5")}
 # EfficientViT with quadratic Taylor attention is QT-ViT.
 RENAMED = {f"qt_efficientvit_{size}": f"qt_vit_{size}" for size in _EFFICIENT}
-__all__ = ["HOSTS", "INSERTED", "MIXERS", "create", "names"]
+# Families that take any size, and no option for it: convolutions or pooling come before their attention.
+ANY_SIZE = ("efficientvit_", "resnet", "metaformer_", "poolformer", "caformer_", "convformer_")
+__all__ = ["HOSTS", "INSERTED", "MIXERS", "create", "cvt_13", "metaformer_s12", "names"]
+
+
+def metaformer_s12(pretrained: bool = False, **options: Any) -> nn.Module:
+    """PoolFormer-S12 with attention in its last two stages: the hybrid of the MetaFormer paper (Yu et al. 2022)."""
+    layers, metaformer = load_library("timm.layers"), load_library("timm.models.metaformer")
+    pooling, attention, groups, norm = metaformer.Pooling, metaformer.Attention, layers.GroupNorm1, layers.LayerNorm
+    sizes = {
+        "depths": (2, 2, 6, 2), "dims": (64, 128, 320, 512), "token_mixers": (pooling, pooling, attention, attention),
+        "norm_layers": (groups, groups, norm, norm), "downsample_norm": None, "mlp_act": nn.GELU, "mlp_bias": True,
+        "layer_scale_init_values": 1e-5, "res_scale_init_values": None, "use_mlp_head": False,
+    }  # fmt: skip
+    options = {
+        **options,
+        "pretrained_cfg": options.get("pretrained_cfg") or _settings("metaformer_s12", "poolformer_s12"),
+    }
+    model: nn.Module = metaformer._create_metaformer("metaformer_s12", **{**sizes, **options})
+    return model
+
+
+class Cvt(nn.Module):
+    """CvT-13 of transformers as a model of timm: images (B, C, H, W) to logits (B, classes).
+
+    Keys and values have as many tokens as queries (a stride of 1), as Poly-SA has it (Section 5.2.2).
+    """
+
+    def __init__(
+        self, num_classes: int = 1000, in_chans: int = 3, drop_path_rate: float = 0.0,
+        img_size: int | tuple[int, int] = 224,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        transformers = load_library("transformers")
+        with torch.device("cpu"):  # it reads values, which the meta device has not
+            config = transformers.CvtConfig(
+                num_channels=in_chans,
+                num_labels=num_classes,
+                stride_kv=[1, 1, 1],
+                drop_path_rate=[0.0, 0.0, float(drop_path_rate)],
+            )
+            host = transformers.CvtForImageClassification(config)
+        device = torch.get_default_device()
+        self.cvt, self.layernorm, self.classifier = (
+            part.to(device) for part in (host.cvt, host.layernorm, host.classifier)
+        )
+        sides = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.grids: dict[str, tuple[int, ...]] = {}  # of the layers of each stage
+        geometry = zip(config.patch_sizes, config.patch_stride, config.patch_padding, strict=True)
+        for stage, (size, stride, padding) in enumerate(geometry):
+            sides = tuple((side + 2 * padding - size) // stride + 1 for side in sides)
+            self.grids[f"cvt.encoder.stages.{stage}.*"] = sides
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The class token of the last stage, normed, to logits."""
+        logits: Tensor = self.classifier(self.layernorm(self.cvt(images).cls_token_value).mean(1))
+        return logits
+
+
+def cvt_13(pretrained: bool = False, **options: Any) -> nn.Module:
+    """CvT-13 (Wu et al. 2021) with keys and values at stride 1."""
+    told = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # by timm, about weights that are not there
+    model: Any = Cvt(**{name: value for name, value in options.items() if name not in told})
+    own = {"first_conv": "", "classifier": "classifier"}
+    model.pretrained_cfg = model.default_cfg = {**_settings("cvt_13", "deit_tiny_patch16_224"), **own}
+    return model
+
+
+def _settings(name: str, like: str) -> dict[str, Any]:
+    """timm's settings of a host of ours, without weights: those of a model that reads pictures alike."""
+    settings: dict[str, Any] = load_library("timm").get_pretrained_cfg(like).to_dict()
+    return {**settings, "architecture": name, "hf_hub_id": None, "url": ""}
 
 
 def names() -> dict[str, tuple[str, str, bool]]:
@@ -125,7 +200,7 @@ def create(
         cure = "timm.list_models() lists them."
         raise OptionError("host", repr(host), "the name of a model of timm", cure)
     sides = None if img_size is None else (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    sized = host.startswith(("efficientvit_", "resnet"))  # convolutions take any size, and no option for it
+    sized = host.startswith(ANY_SIZE)
     if sides is not None and not sized:
         options["img_size"] = sides
     if sides is not None and sized and any(side % 32 for side in sides):
@@ -145,12 +220,24 @@ def create(
             cure = "Leave match out: an inserted block replaces no attention."
             raise OptionError("match", repr(match), f"None for {host}, which has no attention", cure)
         insert(model, at, config)
+    elif config is not None and isinstance(model, Cvt):
+        _convert_cvt(model, plan, config, match)
     elif config is not None:
         whole = config if plan is None else plan  # an untrained host has no biases to lose
         naming_drops(partial(convert, model, whole, mixer=config, match=match, init="fresh"))
     if branches:
         _drop_branches(model, branches)
     return model
+
+
+def _convert_cvt(model: Cvt, plan: str | None, config: MixerConfig, match: str | None) -> None:
+    """The mixer in each layer that the plan names, stage by stage, as each stage has a grid of its own."""
+    layers = [name for name, part in model.named_modules() if type(part).__name__ == "CvtAttention"]
+    chosen = dict.fromkeys(layers, config) if plan is None else resolve(parse_plan(plan), layers, config)
+    for stage, grid in model.grids.items():
+        mixers = {name: mixer for name, mixer in chosen.items() if mixer is not None and fnmatchcase(name, stage)}
+        if mixers:
+            convert(model, mixers, grid=grid, match=match, init="fresh")
 
 
 def _entrypoint(name: str, mixer: str, host: str, matched: bool) -> Callable[..., nn.Module]:
@@ -171,6 +258,9 @@ def _entrypoint(name: str, mixer: str, host: str, matched: bool) -> Callable[...
     return build
 
 
+for _host in (metaformer_s12, cvt_13):
+    if not load_library("timm").is_model(_host.__name__):
+        load_library("timm.models").register_model(_host)
 for _name, _of in names().items():
     if not load_library("timm").is_model(_name):
         load_library("timm.models").register_model(_entrypoint(_name, *_of))

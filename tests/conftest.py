@@ -28,7 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what th
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests of Ctrl-C, and the processes that they start
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
-THRESHOLDS = {name: getattr(dispatch, name) for name in ("MIN_TOKENS", "MIN_TOKENS_TO_TRAIN", "MIN_TOKENS_IN_A_GRAPH")}
+TO_TRAIN = ("MIN_TOKENS_TO_TRAIN", "MIN_TOKENS_TO_TRAIN_IN_BF16")
+THRESHOLDS = {name: getattr(dispatch, name) for name in ("MIN_TOKENS", *TO_TRAIN, "MIN_TOKENS_IN_A_GRAPH")}
 MATPLOTLIB = find_spec("matplotlib") is not None
 
 
@@ -51,7 +52,8 @@ def pytest_collection():
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
     monkeypatch.setattr(dispatch, "MIN_TOKENS", dict.fromkeys(dispatch.MIN_TOKENS, 0))
-    monkeypatch.setattr(dispatch, "MIN_TOKENS_TO_TRAIN", {})
+    for name in TO_TRAIN:
+        monkeypatch.setattr(dispatch, name, {})
     monkeypatch.setattr(dispatch, "MIN_TOKENS_IN_A_GRAPH", {})
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import polymix
 from polymix.domains.classify.classifier import Classifier
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.errors import DataError
@@ -102,3 +103,25 @@ def test_the_web_page(run, monkeypatch):
     page = module.build(run / "out")
     assert page.inputs["type"] == "filepath" and page.outputs["num_top_classes"] == 2 and "2 classes" in page.title
     assert next(iter(page.fn(str(run / "photos" / "dark" / "1.png")))) == "dark"
+
+
+def captions():
+    spec = importlib.util.spec_from_file_location("captions", EXAMPLES / "captions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_a_model_of_images_and_text_with_mixers_in_both_parts_learns_captions():
+    """What it writes of new pictures is in them: a mixer that mixes nothing has to guess colour, row and column."""
+    pytest.importorskip("transformers", reason="untested: LLaVA, for which transformers is needed (the extra text)")
+    example, shares = captions(), {}
+    for mixer in ("pom", "linear_floor"):
+        torch.manual_seed(0)
+        model = example.build()
+        report = polymix.convert(model, mixer, init="fresh")
+        assert len([layer for layer in report.layers if layer.now]) == 4, "two of pictures and two of text"
+        example.train(model, 600, torch.Generator().manual_seed(0))
+        shares[mixer] = example.right(model, *example.draw(100, torch.Generator().manual_seed(1)))
+    assert shares["pom"] > 0.9 and shares["linear_floor"] < 0.2

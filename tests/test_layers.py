@@ -26,8 +26,8 @@ LAZY = {
 OF_A_LIBRARY = {"models/language/"}
 # Kernels: nothing imports them before one runs, so that they may import what they are written in.
 TRITON = {
-    "ops/padre/triton.py", "ops/pom/triton.py", "ops/pooled/triton.py", "ops/qt/triton.py", "ops/qt/triton_causal.py",
-    "ops/shared/triton_functions.py",
+    "ops/padre/triton.py", "ops/pom/triton.py", "ops/pom/triton_powers.py", "ops/pooled/triton.py", "ops/qt/triton.py",
+    "ops/qt/triton_causal.py", "ops/shared/triton_functions.py",
 }  # fmt: skip
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
 # To the left of ops, in this order.

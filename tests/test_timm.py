@@ -56,6 +56,27 @@ def test_timm_creates_models_with_its_own_options(name, options):
     assert timm.data.resolve_data_config({}, model=model)["mean"] == tuple(model.pretrained_cfg["mean"])
 
 
+@pytest.mark.parametrize(("name", "mixer", "layers"), [("metaformer_s12", "pom", 8), ("cvt_13", "padre", 13)])
+def test_hosts_of_our_own_take_timms_options_and_mixers(name, mixer, layers):
+    own = timm.create_model(name, num_classes=7, in_chans=1, drop_path_rate=0.5)
+    assert own.pretrained_cfg["mean"] == timm.data.IMAGENET_DEFAULT_MEAN and own.pretrained_cfg["architecture"] == name
+    model = ours.create(mixer, name, num_classes=7, in_chans=1, img_size=64, drop_path_rate=0.5)
+    assert sum(type(part).__name__ == f"{mixer.capitalize()}Mixer" for part in model.modules()) == layers
+    images = torch.randn(4, 1, 64, 64)
+    for host in (own, model):
+        torch.manual_seed(0)
+        first = host(images)
+        assert first.shape == (4, 7) and not torch.equal(first, host(images)), "no branch was dropped in training"
+        assert torch.equal(host.eval()(images), host(images)), "batch norm or dropped branches in use"
+
+
+def test_a_plan_counts_the_layers_of_cvt_through_its_stages():
+    model = ours.create("padre", "cvt_13", plan="1:1", img_size=64)
+    kinds = [type(getattr(part, "mixer", part)).__name__ for name, part in model.named_modules()
+             if name.endswith(".attention") and name.count(".") == 6]  # fmt: skip
+    assert kinds == ["PadreMixer", "CvtAttention"] * 6 + ["PadreMixer"]
+
+
 @pytest.mark.parametrize("name", ["padre2_deit_tiny_patch16_224", "qt_vit_b0"])
 def test_models_are_saved_and_loaded(name, tmp_path):
     """Saved as the host whose layers the recipe replaces: the name's own model has none left to replace."""

@@ -1,10 +1,12 @@
 """Launches of Triton kernels, caught instead of run and compiled for GPUs that need not be here.
 
-The wheel of Triton brings NVIDIA's assembler (ptxas) and cuobjdump, so neither a GPU nor a CUDA toolkit is needed.
+The wheel of Triton brings NVIDIA's assembler (ptxas) and cuobjdump, and AMD's compiler as a library, so neither a GPU
+nor a toolkit is needed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections import Counter
@@ -21,6 +23,8 @@ from unittest import mock
 import torch
 import triton
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -39,24 +43,35 @@ class Card:
     """What a multiprocessor of a card holds, and its published peaks.
 
     Args:
-        arch: the compute capability, 80 for 8.0.
-        warps: that a multiprocessor holds at most. Its 65,536 registers are shared among their threads.
+        arch: the compute capability, 80 for 8.0; AMD's name of an architecture, such as gfx942.
+        warps: that a multiprocessor holds at most.
         shared: bytes of shared memory of a multiprocessor.
         bytes_per_second: of its memory.
         flops: dense FLOP/s by type, on the unit that our kernels use for it.
     """
 
-    arch: int
+    arch: int | str
     warps: int
     shared: int
     bytes_per_second: float
     flops: Mapping[str, float]
 
+    @property
+    def amd(self) -> bool:
+        return isinstance(self.arch, str)
 
-# NVIDIA's data sheets of the SXM modules, and the table of compute capabilities in the CUDA C++ Programming Guide.
+    @property
+    def target(self) -> GPUTarget:
+        return GPUTarget("hip", self.arch, 64) if self.amd else GPUTarget("cuda", self.arch, 32)
+
+
+# The makers' data sheets of A100 and H100 SXM, HGX B200 and MI300X; the table of compute capabilities in the CUDA C++
+# Programming Guide; the CDNA 3 instruction set (a compute unit has 4 SIMDs of 8 waves, and 64 KB of shared memory).
 CARDS = {
     "A100": Card(80, 64, 164 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
     "H100": Card(90, 64, 228 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
+    "B200": Card(100, 64, 228 << 10, 8e12, {"float32": 80e12, "tf32": 1100e12, "bfloat16": 2250e12}),
+    "MI300X": Card("gfx942", 32, 64 << 10, 5.3e12, {"float32": 163.4e12, "tf32": 653.7e12, "bfloat16": 1307.4e12}),
 }
 REGISTERS = 65536
 
@@ -71,6 +86,7 @@ class Launch:
     aligned: tuple[tuple[int, ...], ...]
     options: Mapping[str, int]
     grid: tuple[int, ...] = field(compare=False)
+    numbers: Mapping[str, float] = field(compare=False)  # that it was given
 
     @cached_property
     def key(self) -> str:
@@ -100,32 +116,56 @@ class Code:
 
     def occupancy(self, card: Card) -> float:
         """The share of a multiprocessor's warps that can be resident at once."""
+        if card.amd:  # 512 registers of each lane of a SIMD, in portions of 8; waves on 4 SIMDs
+            waves = 4 * min(8, 512 // max(8, -(-self.registers // 8) * 8))
+            return min(waves // self.warps, card.shared // max(1, self.shared)) * self.warps / card.warps
         registers = -(-self.registers * 32 // 256) * 256 * self.warps  # given to a warp in portions of 256
         shared = self.shared + 1024  # which the system takes of each program
         programs = min(card.warps // self.warps, REGISTERS // max(1, registers), card.shared // shared)
         return programs * self.warps / card.warps
 
 
+class Passes(TorchDispatchMode):
+    """Counts the bytes that PyTorch's own operations read and write; views and fresh memory move none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "polymix":  # its kernel is launched, and calls PyTorch, inside
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        alias = [result.alias_info for result in func._schema.returns]
+        if not any(one is not None and not one.is_write for one in alias) and "empty" not in func.__name__:
+            tensors = {id(t): t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)}
+            self.bytes += sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors.values())
+        return out
+
+
 @contextmanager
-def caught() -> Iterator[list[Launch]]:
-    """Collect the launches made inside the context, each signature once. Nothing runs: outputs are not written."""
-    launches: dict[str, Launch] = {}
+def caught(amd: bool = False) -> Iterator[tuple[list[Launch], Passes]]:
+    """Collect the launches made inside the context, and count PyTorch's passes between them.
+
+    No kernel runs: outputs are not written. With `amd`, the launches are those of a PyTorch for AMD's cards.
+    """
+    launches: list[Launch] = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kw: Any) -> None:
-        launch = _launch(self, args, kw, grid)
-        launches.setdefault(launch.key, launch)
+        launches.append(_launch(self, args, kw, grid))
 
-    here: list[Launch] = []
     root = Path(polymix.ops.__file__).parent
     for file in root.rglob("triton*.py"):  # loaded now, they are compiled; loaded under the variable below, interpreted
         import_module(".".join(["polymix.ops", *file.relative_to(root).with_suffix("").parts]))
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch("torch.cuda.device_of", return_value=nullcontext()),
+        mock.patch.object(torch.version, "hip", "6.4" if amd else None),
         mock.patch.dict("os.environ", TRITON_INTERPRET="1"),  # launchers take tensors of the CPU
+        Passes() as passes,
     ):
-        yield here
-        here += launches.values()
+        yield launches, passes
 
 
 def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -> Launch:
@@ -141,7 +181,7 @@ def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -
         constant = parameter.is_constexpr or value is None or isinstance(value, (str, bool))
         if constant or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
             signature[name], constants[at,] = "constexpr", value
-        elif isinstance(value, Tensor):
+        elif isinstance(value, (Tensor, Described)):
             signature[name] = f"*{TYPES[value.dtype]}"
             if value.data_ptr() % 16 == 0:
                 aligned.append((at,))
@@ -151,32 +191,79 @@ def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -
                 aligned.append((at,))
         else:
             signature[name] = "fp32"
-    return Launch(kernel, signature, constants, tuple(aligned), options, tuple(grid))
+    numbers = {name: value for name, value in given.items() if isinstance(value, (int, float))}
+    return Launch(kernel, signature, constants, tuple(aligned), options, tuple(grid), numbers)
 
 
-def compiled(launch: Launch, arch: int) -> Code:
-    """Compile a launch for a compute capability. Raises what Triton raises."""
+@dataclass(frozen=True)
+class Described:
+    """A tensor of a launch that was written down: its dtype, and its address modulo 16."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def read_launch(line: str) -> Launch:
+    """A launch as `tests/benchmarks/launches.py` writes it down."""
+    said = json.loads(line)
+    arguments = {
+        name: Described(getattr(torch, value["dtype"]), value["address"]) if isinstance(value, dict) else value
+        for name, value in said["arguments"].items()
+    }
+    kernel = getattr(import_module(said["module"]), said["kernel"])
+    return _launch(kernel, (), arguments, said["grid"])
+
+
+def compiled(launch: Launch, card: Card) -> tuple[Code, str]:
+    """Compile a launch for a card. Returns what became of it, and its first form (TTIR). Raises what Triton raises."""
     source = ASTSource(
         launch.kernel, dict(launch.signature), dict(launch.constants), dict.fromkeys(launch.aligned, ALIGNED)
     )
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(launch.options))
+    built = triton.compile(source, target=card.target, options=dict(launch.options))
+    return (_of_amd if card.amd else _of_nvidia)(built), built.asm["ttir"]
+
+
+def _of_nvidia(built: Any) -> Code:
     ptx = built.asm["ptx"]
     said = _resources(built.asm["cubin"])
     loads = Counter[int]()
     for vector, bits in re.findall(r"\bld\.global(?:\.[a-z:_0-9]+)*?(?:\.v(\d))?\.[bfus](\d+)\b", ptx):
         loads[int(vector or 1) * int(bits) // 8] += 1
     return Code(
-        registers=said["REG"], stack=said["STACK"], spills=len(re.findall(r"\b(?:ld|st)\.local", ptx)) + said["LOCAL"],
+        registers=said["REG"], stack=said["STACK"], spills=said["spills"],
         shared=built.metadata.shared, warps=built.metadata.num_warps,
         products=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma|tcgen05\.mma)", ptx)), loads=dict(sorted(loads.items())),
     )  # fmt: skip
 
 
+def _of_amd(built: Any) -> Code:
+    """The same of AMD's assembly, whose metadata says what a kernel takes.
+
+    Scalar registers are spilled to lanes of vector registers, not to memory: those are no spills here.
+    """
+    text = built.asm["amdgcn"]
+    said = {name: int(number) for name, number in re.findall(r"^\s*-?\s*\.(\w+):\s+(\d+)\s*$", text, re.MULTILINE)}
+    width = {"ubyte": 1, "ushort": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
+    loads = Counter(
+        width[name] for name in re.findall(r"\b(?:global|buffer)_load_(dword(?:x\d)?|ubyte|ushort)\b", text)
+    )
+    return Code(
+        registers=said["vgpr_count"], stack=said["private_segment_fixed_size"],
+        spills=len(re.findall(r"\bscratch_(?:load|store)", text)), shared=built.metadata.shared,
+        warps=built.metadata.num_warps, products=len(re.findall(r"\bv_mfma_", text)), loads=dict(sorted(loads.items())),
+    )  # fmt: skip
+
+
 def _resources(cubin: bytes) -> dict[str, int]:
-    """Registers, bytes of stack, … that cuobjdump reads off machine code."""
+    """Registers and bytes of stack that cuobjdump reads off machine code, and its loads and stores of local memory."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+        code = subprocess.run([tool, "-sass", file], capture_output=True, text=True, check=True).stdout
+    resources = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", said)}
+    return resources | {"spills": len(re.findall(r"\b(?:LDL|STL)\b", code))}

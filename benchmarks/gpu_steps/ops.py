@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, foreseen, reason, timing
@@ -16,7 +17,8 @@ from gpu_steps.ceilings import copied, multiplied
 from polymix.measure.case import disagreement
 from polymix.measure.shapes import near_square
 from polymix.ops.padre import padre_step
-from polymix.ops.pom import pom_pool, pom_scan
+from polymix.ops.pom import linear_powers, pom_pool, pom_scan
+from polymix.ops.pom.eager import weigh
 from polymix.ops.pooled import gate_tokens, pooled_product
 from polymix.ops.qt import feature_size, qt_causal, qt_moments, qt_query
 from polymix.ops.shared.causal_sums import CHUNK
@@ -51,6 +53,10 @@ def _pom(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tenso
     return normal(b, n, 2 * dim), normal(2 * dim, 2)
 
 
+def _product(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
+    return normal(b, n, dim), normal(2 * dim, dim) / dim**0.5, normal(2 * dim), normal(2 * dim, 2)
+
+
 def _padre(k: int, normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
     return normal(b, n, dim), normal(dim, 1, k, k) / k, normal(dim), normal(b, n, dim)
 
@@ -80,6 +86,14 @@ def _run_pom(op: Any, impl: str, n: int, h: Tensor, alpha: Tensor) -> Tensor:
     return op(h, alpha, *between, *places, "gelu", 1, impl=impl)
 
 
+def _run_two_passes(impl: str, n: int, x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor) -> Tensor:
+    return _run_pom(pom_pool, impl, n, F.linear(x, weight, bias), alpha)
+
+
+def _run_one_pass(impl: str, n: int, x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor) -> Tensor:
+    return weigh(linear_powers(x, weight, bias, None, "gelu", 2, impl=impl), alpha)
+
+
 def _run_padre(impl: str, n: int, *tensors: Tensor) -> Tensor:
     return padre_step(*tensors, list(near_square(n)), False, 1, impl=impl)
 
@@ -105,6 +119,12 @@ def _qt_flops(form: str, chunk: int, dim: int, heads: int) -> float:
 CASES = {
     "pom_pool": Case("pom/test_triton.py", _pom, partial(_run_pom, pom_pool), lambda dim, heads: 8.0 * dim),
     "pom_scan": Case("pom/test_triton.py", _pom, partial(_run_pom, pom_scan), lambda dim, heads: 10.0 * dim),
+    **{
+        f"product and pom_pool, {passes} pass{'' if passes == 'one' else 'es'}": Case(
+            "pom/test_triton.py", _product, run, lambda dim, heads: 4.0 * dim * dim + 8.0 * dim, True
+        )
+        for passes, run in (("two", _run_two_passes), ("one", _run_one_pass))
+    },
     **{
         f"padre_step {k}×{k}": Case(
             "padre/test_triton.py", partial(_padre, k), _run_padre, partial(_padre_flops, k)

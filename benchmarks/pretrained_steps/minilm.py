@@ -28,7 +28,7 @@ BATCH, RATE, DECAY, LONGEST = 16, 6e-3, 0.01, 64
 SENTENCES, MAIL_TESTS, PASSAGES = 512, 500, (2, 12)  # passages of a text, for the probe to learn from and for its test
 LENGTHS, TIMED = (128, 512, 2048), ("qt", "qt in 3 of 6", "linear", "pom", "padre")
 ATTENTION = "attention"
-LAYER = "encoder.layer.{}.attention"
+LAYER, LAYERS = "encoder.layer.{}.attention", 6
 PLANS: dict[str, dict[str, Any]] = {  # by the name of the row
     "qt": {"plan": "qt"}, "qt in 3 of 6": {"plan": "1:1", "mixer": "qt"},
     "qt in all but layer 1": {"plan": "all-but-first-1", "mixer": "qt"},
@@ -37,8 +37,15 @@ PLANS: dict[str, dict[str, Any]] = {  # by the name of the row
     "pom in the first 5": {"plan": "all-but-last-1", "mixer": "pom"}, "padre": {"plan": "padre"},
 }  # fmt: skip
 ALONE: dict[str, dict[str, Any]] = {  # which layer hurts: one at a time, as converted
-    f"qt in layer {at + 1}": {"plan": {LAYER.format(at): "qt"}} for at in range(6)
+    f"qt in layer {at + 1}": {"plan": {LAYER.format(at): "qt"}} for at in range(LAYERS)
 }
+
+
+def converted_layers(plan: str) -> int:
+    """How many layers a plan converts."""
+    options = {**PLANS, **ALONE}[plan]
+    fixed = {"1:1": LAYERS // 2, "all-but-first-1": LAYERS - 1, "all-but-last-1": LAYERS - 1}
+    return len(options["plan"]) if isinstance(options["plan"], dict) else fixed.get(options["plan"], LAYERS)
 
 
 @torch.no_grad()

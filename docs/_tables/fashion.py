@@ -15,6 +15,7 @@ from .figures import RESULTS, load, table, where
 
 FILE, LAYERS, FLOOR = "pretrained/fashion-mnist.json", 12, "linear_floor"
 WIDE = "pretrained/fashion-mnist-192.json"  # of a teacher of DeiT-Tiny's width, if there is one
+LARGE = "pretrained/fashion-mnist-224.json"  # of the same teacher for enlarged pictures
 Rows = dict[tuple[str, int], dict[str, Any]]  # by plan and steps
 
 
@@ -38,10 +39,19 @@ def mixers(file: str = FILE) -> str:
     head = ("mixer", "as converted, %", f"after {usual} steps, %", "the teacher's answer, %", "seconds")
     setting = (
         f"Accuracy on {count:,} test pictures with its 95 % interval. The teacher has {teacher['parameters']:,} "
-        f"parameters and was trained in {teacher['seconds']:,} s. Steps of {content['batch']} pictures; "
-        f"seconds are {whose}, beside other work."
+        f"parameters and was trained in {teacher['seconds']:,} s{_tuning(teacher)}. "
+        f"Steps of {content['batch']} pictures; seconds are {whose}, beside other work."
     )
     return f"{setting}\n\n{table(head, lines)}"
+
+
+def _tuning(teacher: dict[str, Any]) -> str:
+    """How a teacher that started from another one's weights was tuned."""
+    if "tuning" not in teacher:
+        return ""
+    size, patch = (teacher["recipe"][name] for name in ("image_size", "patch_size"))
+    seconds, tokens = teacher["tuning"]["seconds"], (size // patch) ** 2
+    return f", and tuned for {size} × {size} pixels in {tokens} tokens for {seconds:,} s"
 
 
 def shares() -> str:
@@ -124,6 +134,6 @@ def compared() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "compare-fashion": compared, "fashion": mixers, "fashion-wide": partial(mixers, WIDE), "fashion-layers": shares,
-    "fashion-steps": lengths,
+    "compare-fashion": compared, "fashion": mixers, "fashion-wide": partial(mixers, WIDE),
+    "fashion-large": partial(mixers, LARGE), "fashion-layers": shares, "fashion-steps": lengths,
 }  # fmt: skip

@@ -44,6 +44,12 @@ def command(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Up to 1,024 tokens, few rounds: half a minute.")] = False,
     resume: Resume = False,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            help="Share each sequence among so many processes: time and bytes of a layer, beside one process."
+        ),
+    ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Measure nothing; show what changed between two folders."),
@@ -62,6 +68,8 @@ def command(
     """
     if compare is not None:
         return _compare(*compare, noise)
+    if parallel is not None:
+        return _parallel(parallel, mixers, tokens, dims, batch, seconds, max_seconds, max_gib, out)
     check_report()
     from polymix.mixers.spec import parse_mixers
     from polymix.workflows.bench.report import write_report
@@ -86,6 +94,33 @@ def command(
         console.print(f"Not measured: {line}", markup=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
     return None
+
+
+def _parallel(
+    processes: int, mixers: str, tokens: str, dims: str, batch: str, seconds: float, max_seconds: float,
+    max_gib: float, out: Path,
+) -> None:  # fmt: skip
+    from polymix.errors import OptionError
+    from polymix.mixers.spec import parse_mixers
+    from polymix.workflows.bench.parallel import HEADINGS, ParallelSettings, bench_parallel, table
+
+    sizes = {name: counts(value, name, "192") for name, value in (("--dims", dims), ("--batch", batch))}
+    for name, values in sizes.items():
+        if len(values) != 1:
+            raise OptionError(name, values, "one value with --parallel", "Choose one.")
+    settings = ParallelSettings(
+        mixers, processes, tuple(counts(tokens)), dim=sizes["--dims"][0], batch=sizes["--batch"][0], seconds=seconds,
+        max_seconds=max_seconds, max_gib=max_gib,
+    )  # fmt: skip
+    console = Console(highlight=False)
+    with bars(console, out) as progress:
+        results = bench_parallel(settings, parse_mixers(mixers), out, progress)
+    print_table(console, f"A layer, forward and backward, on {processes} processes", HEADINGS,
+                table(results.content["rows"]))  # fmt: skip
+    for row in results.content["rows"]:
+        if row["stopped"]:
+            console.print(f"Not measured: {row['mixer']}, {row['way']}: {row['stopped']}", markup=False)
+    console.print(f"\nNumbers: {out / 'results.json'}")
 
 
 def _compare(a: Path, b: Path, noise: float) -> None:

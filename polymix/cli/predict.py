@@ -22,6 +22,9 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change an option of the use, such as beam=50. Repeatable.")
     ] = None,
+    sequence_parallel: Annotated[
+        int, typer.Option(help="Processes that share each sequence: all that torchrun has started.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",
     threads: Threads = None,
     as_json: AsJson = False,
@@ -42,7 +45,11 @@ def command(
     console = Console(stderr=as_json)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     words = [*(set_ or ()), *([] if threshold is None else [f"threshold={threshold}"])]
-    rows = SavedRun.of(folder).changed(words).predict(files, out, device=device, say=say)
+    rows = (
+        SavedRun.of(folder)
+        .changed(words)
+        .predict(files, out, device=device, say=say, sequence_parallel=sequence_parallel)
+    )
     if as_json:
         print_json(rows)
         return

@@ -133,6 +133,11 @@ class Adapter(nn.Module):
         return self.mixer.output_map()
 
     @classmethod
+    def may_stay(cls, host: Host) -> bool:
+        """Whether a plan without names leaves this layer as it is, with the reason, where it cannot be converted."""
+        return cls.optional
+
+    @classmethod
     def by_default(cls, module: nn.Module, host: Host) -> bool:
         """Whether a plan for all layers includes this one. Otherwise only a plan by names replaces it."""
         return True

@@ -164,7 +164,7 @@ def _converted(
                 positions, match is not None, multi_scale, drop,
             )  # fmt: skip
         except PolymixError as error:
-            if named or not _kind(layers[name]).optional:
+            if named or not _kind(layers[name]).may_stay(Host(model, name)):
                 raise
             errors.append(error)
             why_not[name] = error.got

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, TypeVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import CapabilityError
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.heads import Heads
 from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.registry import missing_capability
+from polymix.mixers.states import Place, Summary
+from polymix.ops.shared.tensors import share
 from polymix.structured.cost import Op
+from polymix.structured.dense import affine
 
 H = TypeVar("H", bound=TokenMixer)
 
@@ -31,6 +36,25 @@ class HeadsMixer(TokenMixer):
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
         y, state = self.attend(q, k, v, mask=mask, causal=True, state=state)
         return self.proj(y.transpose(1, 2).flatten(-2)), state
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        width = self.qkv.qkv.out_features // 3
+        both = F.linear(x, *share(affine(self.qkv.qkv), width, 3 * width)).chunk(2, dim=-1)
+        k, v = (part.unflatten(-1, (self.qkv.heads, -1)).transpose(1, 2) for part in both)
+        return Summary(self.pool(k, v, mask))
+
+    def read_state(self, x: Tensor, state: Any, mask: Tensor | None = None, place: Place | None = None) -> Tensor:
+        q = F.linear(x, *share(affine(self.qkv.qkv), 0, self.qkv.qkv.out_features // 3))
+        y = self.ask(q.unflatten(-1, (self.qkv.heads, -1)).transpose(1, 2), state)
+        return self.proj(y.transpose(1, 2).flatten(-2).to(x.dtype))
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
+        """The state of keys and values (B, heads, N, ·) that `ask` reads."""
+        raise missing_capability(self.name, "sequence", self.name, "states of the parts of a sequence")
+
+    def ask(self, q: Tensor, state: Any) -> Tensor:
+        """What `attend` gives to queries (B, heads, N, d) that see all tokens of `state`."""
+        raise missing_capability(self.name, "sequence", self.name, "outputs from a state of all tokens")
 
 
 class Elsewhere(nn.Module):

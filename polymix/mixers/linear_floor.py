@@ -32,7 +32,7 @@ class LinearFloorMixer(TokenMixer):
 
     name = "linear_floor"
     feature_maps = True
-    capabilities = Capabilities()
+    capabilities = Capabilities(sequence="halo")
     config: LinearFloorConfig
 
     def __init__(self, config: LinearFloorConfig, dim: int, **kw: Any) -> None:
@@ -44,6 +44,9 @@ class LinearFloorMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = self.qkv(x, context)
         return self.proj((q + k + v).flatten(-2))
+
+    def halo(self) -> tuple[int, int]:
+        return 0, 0
 
     @property
     def polynomial(self) -> Polynomial:

@@ -19,7 +19,7 @@ from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.registry import Capabilities, missing_capability
-from polymix.mixers.states import StateSpec
+from polymix.mixers.states import Place, StateSpec, Summary
 from polymix.ops.shared.masks import Segments, zero_broken_padding
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Cost, Op, cost_of
@@ -51,6 +51,11 @@ class Polynomial:
         if self.rational is not None:
             return f"rational, degree {self.rational[0]} over degree {self.rational[1]}"
         return "neither a polynomial nor a quotient of two"
+
+
+def is_shared(mixer: nn.Module) -> bool:
+    """Whether several processes share the mixer's sequences: `polymix.parallelize` gave it other functions."""
+    return "prefill" in vars(mixer)
 
 
 class TokenMixer(nn.Module, ABC):
@@ -227,6 +232,27 @@ class TokenMixer(nn.Module, ABC):
     def scan_blocks(self, x: Tensor, state: Any, mask: Tensor | None, block: int) -> tuple[Tensor, Any]:
         """`prefill` with causal=block > 1, after the checks. Recurrent mixers that take blocks override it."""
         raise missing_capability(self.name, "block_causal", "causal", f"prefill in blocks of {block}")
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        """What tokens x (B, N, D) do to the state, without their outputs: a part of a sequence on several processes.
+
+        Nothing is checked. mask: (B, N), True for real tokens. place: of the part; None: it begins the sequence.
+        start: a state whose convolution windows the part continues from, for mixers with a `memory`.
+        """
+        raise missing_capability(self.name, "sequence", self.name, "states of the parts of a sequence")
+
+    def read_state(self, x: Tensor, state: Any, mask: Tensor | None = None, place: Place | None = None) -> Tensor:
+        """The outputs of tokens x that see all tokens of `state`, as without causal order; see `summary`."""
+        raise missing_capability(self.name, "sequence", self.name, "outputs from a state of all tokens")
+
+    @property
+    def memory(self) -> int:
+        """How many tokens in front of a part its `summary` depends on, through the windows of convolutions."""
+        return 0
+
+    def halo(self) -> tuple[int, int]:
+        """How many tokens in front of and behind a token its output depends on; on a grid, how many rows."""
+        raise missing_capability(self.name, "sequence", self.name, "parts of a sequence with their neighbours' edges")
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,

@@ -15,6 +15,7 @@ from polymix.errors import OptionError
 from polymix.mixers.checks import MixerCall, check_grid
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, joined, smooth_
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.padre_capabilities import capabilities_of, halo
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.padre_contexts import cross_factors, crossing, hide
 from polymix.mixers.registry import Capabilities, register
@@ -90,7 +91,7 @@ class PadreMixer(TokenMixer):
     name = "padre"
     capabilities = Capabilities(
         causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True,
-        grids=(1, 2, 3),
+        grids=(1, 2, 3), sequence="halo",
     )  # fmt: skip
     impls = IMPLS
     config: PadreConfig
@@ -153,14 +154,10 @@ class PadreMixer(TokenMixer):
         self.tied = any(part.fixed for top in tops for part in top.modules() if isinstance(part, StructuredMap))
         self.one_grid = full or self.tied
         self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
-        memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
-        self.capabilities = Capabilities(
-            causal=config.causal, cross=self.needs_context, values=not self.needs_context,
-            isolates_future=config.causal and "toeplitz" not in self.plan.token,  # which is an FFT
-            # a circulant map wraps around N positions and cannot leave padding out
-            masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
-            recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
-        )  # fmt: skip
+        self.capabilities = capabilities_of(self, self.one_grid, full)
+
+    def halo(self) -> tuple[int, int]:
+        return halo(self.A, self.C, self.config.degree)
 
     def _init_scale(self) -> None:
         """Scale the init so that the output's standard deviation is near attention's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,8 @@ from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Place, PooledState, Summary, count_tokens
+from polymix.ops import pooled
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import PolyNlWeights
 from polymix.ops.shared.tensors import Linear
@@ -44,7 +46,7 @@ class PolyNlMixer(TokenMixer):
     """
 
     name = "poly_nl"
-    capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), sequence="sum")
     feature_maps = True
     impls = IMPLS
     config: PolyNlConfig
@@ -61,7 +63,7 @@ class PolyNlMixer(TokenMixer):
                 self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
         self.out = Dense(inner, dim, bias, **kw) if config.reduction > 1 else None
-        self.capabilities = Capabilities(values=config.order != 2, masks=frozenset({"padding"}))  # order 2 has no W_2
+        self.capabilities = replace(type(self).capabilities, values=config.order != 2)  # order 2 has no W_2
         self.alpha = nn.Parameter(torch.zeros((), **kw))
         self.beta = nn.Parameter(torch.ones((), **kw))
 
@@ -73,6 +75,26 @@ class PolyNlMixer(TokenMixer):
         weights, values = weights._replace(into=None, out=None), None if values is None else self.into(values)
         y: Tensor = self.out(ops.poly_nl(self.into(x), weights, values=values, **options))
         return y
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        x, weights = self._inner(x)
+        total = pooled.poly_nl_summary(x, weights, order=self.config.order, mask=mask)
+        return Summary(PooledState(total, count_tokens(x, mask)))
+
+    def read_state(
+        self, x: Tensor, state: PooledState, mask: Tensor | None = None, place: Place | None = None
+    ) -> Tensor:
+        inner, weights = self._inner(x)
+        mean = state.total / state.count.clamp_min(1).unsqueeze(-1)
+        y = pooled.poly_nl_read(inner, mean, weights, order=self.config.order)
+        return y if inner is x or self.out is None else self.out(y)
+
+    def _inner(self, x: Tensor) -> tuple[Tensor, PolyNlWeights]:
+        """The tokens that the equation reads, and its weights; in the bottleneck, if αX is taken there."""
+        weights = self._weights()
+        if self.into is None or not self.config.alpha_inside:
+            return x, weights
+        return self.into(x), weights._replace(into=None, out=None)
 
     def _weights(self, merged: Linear | None = None) -> PolyNlWeights:
         into, out = (None if part is None else affine(part) for part in (self.into, self.out))

@@ -17,6 +17,8 @@ from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Place, PooledState, Summary, count_tokens
+from polymix.ops import pooled
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.shared.activations import SIGMAS
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
@@ -45,7 +47,7 @@ class PolySaMixer(TokenMixer):
     """
 
     name = "poly_sa"
-    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1, 2))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1, 2), sequence="sum")
     impls = IMPLS
     config: PolySaConfig
 
@@ -73,6 +75,7 @@ class PolySaMixer(TokenMixer):
             values=True,
             masks=frozenset() if self.learned else frozenset({"padding"}),
             grids=() if config.grid is None else (len(config.grid),),
+            sequence=None if config.head_mixing else "sum",  # a convolution behind a sum
         )
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
@@ -83,6 +86,28 @@ class PolySaMixer(TokenMixer):
             heads=self.heads, sigma=self.config.sigma, mask=call.mask, values=call.values, impl=self.config.impl,
         )  # fmt: skip
         return y if proj is not None else self.proj(y, call.grid, call.mask)
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        _, p_2 = self._positions_at(x, place)
+        total = pooled.poly_sa_summary(x, affine(self.qkv.qkv), p_2, mask=mask)
+        return Summary(PooledState(total, count_tokens(x, mask)))
+
+    def read_state(
+        self, x: Tensor, state: PooledState, mask: Tensor | None = None, place: Place | None = None
+    ) -> Tensor:
+        p_1, _ = self._positions_at(x, place)
+        total = state.total if self.learned else state.total / state.count.clamp_min(1).unsqueeze(-1)
+        options: dict[str, Any] = {"heads": self.heads, "sigma": self.config.sigma}
+        return pooled.poly_sa_read(x, total, state.count, affine(self.qkv.qkv), affine(self.proj), p_1, **options)
+
+    def _positions_at(self, x: Tensor, place: Place | None) -> tuple[Tensor | None, Tensor | None]:
+        """`_positions` of a part of a sequence."""
+        if not self.learned or place is None:
+            return self._positions(self.config.grid, x.shape[1])
+        p_1, p_2 = self._positions(place.grid, place.total)
+        assert p_1 is not None and p_2 is not None
+        part = slice(place.first, place.first + x.shape[1])
+        return p_1[:, part], p_2[:, part]
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2, (heads, N), for this grid; None for both if they are not learned."""

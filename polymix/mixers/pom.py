@@ -18,11 +18,12 @@ from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.states import Counts, Shape, StateSpec
+from polymix.mixers.states import Counts, Place, Shape, StateSpec, Summary
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import BLOCK, PomOptions, PomState, PomWeights
-from polymix.ops.pom.eager import AXES
+from polymix.ops.pom.eager import AXES, grid_positions
 from polymix.ops.shared.activations import ACTIVATIONS, GATES
+from polymix.ops.shared.masks import positions
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import affine, linear
 
@@ -63,6 +64,7 @@ class PomMixer(TokenMixer):
         isolates_future=True,
         isolates_segments=True,
         grids=(2,),
+        sequence="sum",
     )
     impls = IMPLS
     config: PomConfig
@@ -96,6 +98,7 @@ class PomMixer(TokenMixer):
             isolates_future=not forgets,
             isolates_segments="segments" in masks,
             grids=(2,) if flat else (),
+            sequence="scan" if forgets else "sum",
         )
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
@@ -117,6 +120,24 @@ class PomMixer(TokenMixer):
             cure = "Cut sequences between blocks: a block's tokens see each other."
             raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
         return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, block=block, impl=self.config.impl)
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        options, position = self._options, self._place(x, mask, place)
+        state, carry = ops.pom_summary(x, self._weights, options, mask=mask, position=position, impl=self.config.impl)
+        return Summary(state, carry)
+
+    def read_state(self, x: Tensor, state: PomState, mask: Tensor | None = None, place: Place | None = None) -> Tensor:
+        return ops.pom_read(x, state, self._weights, self._options, position=self._place(x, mask, place))
+
+    def _place(self, x: Tensor, mask: Tensor | None, place: Place | None) -> Tensor | None:
+        """The positions of a part of a sequence in the whole; None without rotary positions."""
+        if self.config.rotary is None:
+            return None
+        if self.config.rotary == "2d":
+            assert place is not None
+            return grid_positions(place.grid or (), place.total, x.device)[place.first : place.first + x.shape[1]]
+        position = positions(x.shape[1], mask, None, x.device)
+        return position if place is None else position + place.before[:, None]
 
     @property
     def _weights(self) -> PomWeights:

@@ -53,8 +53,9 @@ class QtMixer(HeadsMixer):
 
     name = "qt"
     capabilities = Capabilities(
-        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, grids=(2,)
-    )
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, grids=(2,),
+        sequence="sum",
+    )  # fmt: skip
     impls = IMPLS
     config: QtConfig
 
@@ -100,6 +101,14 @@ class QtMixer(HeadsMixer):
         if causal:
             return ops.qt_continue(q, k, v, state, impl=config.impl, **options)
         return ops.qt_attention(q, k, v, impl=config.impl, **options), None
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> QtState:
+        config = self.config
+        return ops.qt_summary(k, v, form=config.form, order=config.order, scale=self.scale, mask=mask, impl=config.impl)
+
+    def ask(self, q: Tensor, state: QtState) -> Tensor:
+        config = self.config
+        return ops.qt_read(q, state, form=config.form, order=config.order, scale=self.scale, impl=config.impl)
 
     @property
     def _weights(self) -> QtWeights:

@@ -32,6 +32,10 @@ class Capabilities:
     # With segments, NaN, Inf and values of 1e20 in other segments reach neither outputs nor gradients of tokens.
     # Attention gives them the weight zero in a product.
     isolates_segments: bool = False
+    # How a sequence is split among processes: "sum" (its parts add up to one state), "scan" (the same, in order only),
+    # "halo" (each part needs its neighbours' edges), "channels" (each process takes some channels of all tokens),
+    # "gather" (each process gets the keys and values of all tokens).
+    sequence: str | None = None
     any_length: bool = True  # the same weights work for every N
     grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 

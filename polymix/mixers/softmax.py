@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.inheritance import AttentionMaps, Sources
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.attention import softmax_attention
+from polymix.ops.shared.masks import rows_of_mask
 from polymix.ops.shared.rotary import rotary, rotate
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -41,8 +42,9 @@ class SoftmaxMixer(HeadsMixer):
 
     name = "softmax"
     capabilities = Capabilities(
-        causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
-    )
+        causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
+        sequence="gather",
+    )  # fmt: skip
     config: SoftmaxConfig
     offset: Tensor
 
@@ -67,10 +69,7 @@ class SoftmaxMixer(HeadsMixer):
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         scale = q.shape[-1] ** -0.5
         if self.config.rotary is not None:
-            turns = rotary(
-                torch.arange(q.shape[2], device=q.device), q.shape[-1], axes=1, heads=None, base=self.config.rotary
-            )
-            q, k = (rotate(part, turns, axes=1) for part in (q, k))
+            q, k = self._rotated(torch.arange(q.shape[2], device=q.device), q, k)
         if self.config.relative and call.grid != tuple(self.config.grid or ()):
             raise ShapeError(
                 "grid", call.grid, f"{self.config.grid}, whose offsets it learned", "Build it for this grid."
@@ -81,6 +80,28 @@ class SoftmaxMixer(HeadsMixer):
             bias=None if bias is None else bias.to(q.dtype),
         )  # fmt: skip
         return self.proj(y.transpose(1, 2).flatten(-2))
+
+    def mix_part(self, x: Tensor, places: Tensor, gather: Callable[[Tensor], Tensor], call: MixerCall) -> Tensor:
+        """`mix` of a part of a sequence: its tokens x (B, n, D) at `places` (n) of N see those of all parts.
+
+        gather: keys and values (B, n, ·) of this part to those of the whole. call: of the whole.
+        """
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        if self.config.rotary is not None:
+            q, k = self._rotated(places, q, k)
+        both = gather(torch.cat((k, v), dim=-1).transpose(1, 2))
+        k, v = both.transpose(1, 2).chunk(2, dim=-1)
+        bias, visible = self._bias(), rows_of_mask(places, k.shape[2], call.mask, call.causal, call.segments)
+        y = softmax_attention(
+            q, k, v, scale=q.shape[-1] ** -0.5, bias=None if bias is None else bias[:, places].to(q.dtype),
+            mask=None if visible is None else visible.expand(len(x), -1, -1),
+        )  # fmt: skip
+        return self.proj(y.transpose(1, 2).flatten(-2))
+
+    def _rotated(self, places: Tensor, q: Tensor, k: Tensor) -> list[Tensor]:
+        assert self.config.rotary is not None
+        turns = rotary(places, q.shape[-1], axes=1, heads=None, base=self.config.rotary)
+        return [rotate(part, turns, axes=1) for part in (q, k)]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,

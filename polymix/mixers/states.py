@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,49 @@ from torch import Tensor
 from polymix.errors import StateError
 from polymix.ops.shared.tensors import Counts, Shape, accumulator, autocast_dtype
 
-__all__ = ["Counts", "Shape", "StateSpec"]
+__all__ = ["Counts", "Place", "PooledState", "Shape", "StateSpec", "Summary", "count_tokens"]
+
+
+class Place(NamedTuple):
+    """Where a part of a sequence lies in the whole: what positions depend on."""
+
+    first: int  # the index of its first token
+    total: int  # the number of tokens of the whole
+    before: Tensor  # (B,) real tokens in front of it, int64
+    grid: tuple[int, ...] | None = None  # of the whole
+
+
+class Summary(NamedTuple):
+    """What a part of a sequence does to the state: state -> carry ⊙ state + its own.
+
+    carry: None where nothing is forgotten. Summaries merge associatively, so that parts can be summarised apart.
+    """
+
+    state: Any
+    carry: Tensor | None = None
+
+    def merge(self, later: Summary) -> Summary:
+        """The summary of this part and the one behind it."""
+        carry = None if self.carry is None or later.carry is None else self.carry * later.carry
+        return Summary(self.state.merge(later.state, later.carry), carry)
+
+
+def count_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The real tokens of each row of x (B, N, D), (B) int64; without a mask all."""
+    return torch.full(x.shape[:1], x.shape[1], device=x.device) if mask is None else mask.sum(1)
+
+
+class PooledState(NamedTuple):
+    """The state of a mixer that pools all tokens once and has no causal form."""
+
+    total: Tensor  # (B, E), the sum over the tokens, in float32 or wider
+    count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens, int64
+
+    def merge(self, later: PooledState, carry: Tensor | None = None) -> PooledState:
+        """The state of both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return PooledState(self.total + later.total, self.count + later.count)
+
+
 _CURE = "Pass what prefill or step of this mixer returned for this batch."
 
 

@@ -10,8 +10,11 @@ native, dispatch                    building the C kernels; choosing an implemen
 
 from polymix.ops.gated import gated
 from polymix.ops.padre import padre
-from polymix.ops.pom import pom, pom_chunk
+from polymix.ops.pom import pom, pom_chunk, pom_read, pom_summary
 from polymix.ops.pooled import poly_nl, poly_sa
-from polymix.ops.qt import qt, qt_attention, qt_chunk, qt_continue
+from polymix.ops.qt import qt, qt_attention, qt_chunk, qt_continue, qt_read, qt_summary
 
-__all__ = ["gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "qt", "qt_attention", "qt_chunk", "qt_continue"]
+__all__ = [
+    "gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "pom_read", "pom_summary", "qt", "qt_attention",
+    "qt_chunk", "qt_continue", "qt_read", "qt_summary",
+]  # fmt: skip

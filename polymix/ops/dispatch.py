@@ -28,6 +28,7 @@ from torch.autograd import forward_ad
 from polymix.errors import CapabilityError
 from polymix.extras import is_installed
 from polymix.ops.native import library as native
+from polymix.ops.shared import blocks
 from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
@@ -37,6 +38,9 @@ MIN_TOKENS = {"native": 160, "blocked": 512}
 # The same for a C kernel when gradients are recorded, by op: with up to WIDE_CHANNELS channels, and with more of them.
 MIN_TOKENS_TO_TRAIN = {"pom": (512, 2048), "qt": (0, 160), "poly_sa": (512, 512), "poly_nl": (512, 2048)}
 WIDE_CHANNELS = 256
+# The same in bfloat16 with AVX512_BF16: the backward computes maps again, and PyTorch's passes take less than that as
+# long as they stay in the cache (benchmarks/small_inputs.py --dtype bfloat16).
+MIN_TOKENS_TO_TRAIN_IN_BF16 = {"poly_sa": 1 << 14, "poly_nl": 1 << 14}
 # The same for a C kernel as a node of a compiled graph, by op (benchmarks/compiled.py): a compiler fuses small passes.
 MIN_TOKENS_IN_A_GRAPH = {"pom": 160, "qt": 160, "poly_sa": 1024, "poly_nl": 1024}
 _DEVICES = {"triton": "cuda", "native": "cpu", "blocked": "cpu"}
@@ -89,7 +93,8 @@ def choose(
         unsupported: for each kernel that the op has, why it cannot run this call, or None if it can.
         slower: for some of these kernels, why "auto" should skip them although they can run, or None.
         in_blocks: the kernels that "auto" skips when the batch has fewer tokens than MIN_TOKENS says. For C kernels
-            MIN_TOKENS_TO_TRAIN decides when gradients are recorded, and MIN_TOKENS_IN_A_GRAPH in a compiled graph.
+            MIN_TOKENS_TO_TRAIN and …_IN_BF16 decide when gradients are recorded, MIN_TOKENS_IN_A_GRAPH in a compiled
+            graph.
     Raises:
         CapabilityError: the requested implementation cannot run this call. The message says why.
     """
@@ -119,6 +124,8 @@ def choose(
                 few = MIN_TOKENS_IN_A_GRAPH.get(op, 0)
             elif kernel == "native" and recorded:
                 few = MIN_TOKENS_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE_CHANNELS]
+                if op in MIN_TOKENS_TO_TRAIN_IN_BF16 and blocks.multiplies_by_avx512(x):
+                    few = MIN_TOKENS_TO_TRAIN_IN_BF16[op]
             if few and x.shape[0] * x.shape[1] < few:
                 why = f"is slower with fewer than {few} tokens"
         why = why or _obstacle(kernel, kinds, recorded, named=False)
@@ -144,6 +151,11 @@ def without_gradients(impl: str) -> bool:
     if impl != "native" or torch.is_grad_enabled():
         return impl == "blocked"
     return not (torch.compiler.is_compiling() or choosing_for_a_graph.get() or torch._C._is_any_autocast_enabled())
+
+
+def in_one_call(impl: str) -> bool:
+    """Whether one C function may run the whole mixer: without gradients, and no mode asks for its operators."""
+    return impl == "native" and without_gradients(impl) and not torch._C._len_torch_dispatch_stack()
 
 
 def _record(op: str, impl: str, reasons: Sequence[str], fastest_for: Tensor | None = None) -> str:

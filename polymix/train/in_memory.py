@@ -42,7 +42,7 @@ class Fitted:
         """`task.details` of the model: its metrics on the held-out part, and what else the task returns."""
         place = Place(task.recipe)
         with place.autocast(), evaluating(self.model):
-            return task.details(self.model, data, place.process)
+            return task.details(self.model, data, place.process_of(task))
 
 
 def train_in_memory(

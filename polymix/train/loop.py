@@ -21,14 +21,17 @@ from polymix.train.task import Data, Task
 
 
 class Learner(nn.Module):
-    """A model whose forward pass is the task's loss, so that all of the loss lies inside DistributedDataParallel."""
+    """A model whose forward pass is the task's loss, so that all of the loss lies inside DistributedDataParallel.
 
-    def __init__(self, task: Task[Any, Any], model: nn.Module) -> None:
+    The losses of processes that share a sequence add up to its loss. alike: how many of them compute the same one.
+    """
+
+    def __init__(self, task: Task[Any, Any], model: nn.Module, alike: int = 1) -> None:
         super().__init__()
-        self.task, self.model = task, model
+        self.task, self.model, self.alike = task, model, alike
 
     def forward(self, batch: Any) -> Tensor:
-        return self.task.loss(self.model, batch)
+        return self.task.loss(self.model, batch) / self.alike
 
 
 @dataclass
@@ -78,11 +81,17 @@ def fit(
     """
     recipe = task.recipe
     step = 0 if before is None else int(before["step"])
-    task.slices = slices = Slices(step, slices_of(recipe, place.world, before), place.rank, place.world)
+    task.slices = slices = Slices(
+        step, slices_of(recipe, place.batch_world, before), place.batch_rank, place.batch_world
+    )
     average = averaged(model, recipe.ema, recipe.ema_rise, recipe.ema_buffers) if recipe.ema else None
+    for weights in (model,) if average is None else (model, average.module):
+        place.split(task, weights)
     place.shard(model)
     best: nn.Module = model if average is None else place.shard(average.module, learns=False)
-    learner = place.in_step(Learner(task, model))
+    alike = place.shares if task.splits == "blocks" else 1
+    learner = place.in_step(Learner(task, model, alike))
+    process = place.process_of(task)
     optimizer = task.optimizer(model)
     schedule = task.schedule(optimizer)
     models = {"model": model} if average is None else {"model": model, "average": best}
@@ -99,9 +108,9 @@ def fit(
     numbers: Row = {}
     seen, clock = 0.0, Stopwatch()
 
-    def measured(weights: nn.Module, part: Data) -> Row:
+    def measured(weights: nn.Module, held_out: Data) -> Row:
         with place.autocast(), evaluating(weights):
-            return task.checked(task.measure(weights, part, place.process))
+            return task.checked(task.measure(weights, held_out, process))
 
     def prepared() -> None:
         with place.autocast(), evaluating(best):
@@ -116,7 +125,7 @@ def fit(
             with place.unsynchronised(learner, turn + 1 < shares):
                 with place.autocast():
                     value = learner(batch)
-                place.scaler.scale(value / shares).backward()
+                place.scaler.scale(value * place.shares / shares).backward()  # averaged over all
             loss += value.detach() / slices.total
         place.scaler.unscale_(optimizer)
         bound = recipe.clip if recipe.clip_by == "norm" and recipe.clip is not None else math.inf
@@ -141,7 +150,7 @@ def fit(
         for which in slices.mine:
             batch = place.move(next(batches))
             seed_all(number(recipe.seed, "augment", step, which))
-            parts.append(task.augmented(batch))
+            parts.append(place.local(task, task.augmented(batch)))
         numbers["learning_rate"] = optimizer.param_groups[0]["lr"]
         if place.scaler.is_enabled():
             gradients(parts, 0)
@@ -154,7 +163,7 @@ def fit(
         step += 1
         if average is not None:
             average.update_parameters(model)
-        seen += sum(task.size(part) for part in parts) * place.world
+        seen += sum(task.size(part) for part in parts) * place.world / alike
         trained.last_batch = parts[-1]
         watch.on_step(step, numbers)
         at_end = step == recipe.steps
@@ -177,8 +186,8 @@ def fit(
             if at_end and task.plain and average is not None:
                 plain = measured(model, data)
                 row |= {f"{name}_plain": plain[name] for name in task.plain if name in plain}
-            with evaluating(best):
-                texts = task.samples(best, data, place.process)
+            with evaluating(best), place.alone(task, best):
+                texts = task.samples(best, data, process)
             for text in texts:
                 task.say(f"  {text!r}")
             evaluations.append(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, distributed, nn
 
 from polymix.devices import check_device, processes
 from polymix.errors import OptionError
+from polymix.numbers import plural
 from polymix.train.recipe import Recipe
-from polymix.train.task import Process
+from polymix.train.task import Process, Task
 
 T = TypeVar("T")
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -22,15 +24,19 @@ AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float1
 def check_place(recipe: Recipe) -> None:
     """OptionError unless the recipe fits the device and the processes that torchrun has started."""
     check_device(recipe.device, kinds=("cpu", "cuda", "mps"), touch=False)
-    world = processes()[1]
+    world, shares = processes()[1], recipe.sequence_parallel
+    if world % shares:
+        got, cure = f"{shares} with {plural(world, 'process')}", "Start more with torchrun --nproc-per-node."
+        raise OptionError("sequence_parallel", got, "a divisor of the number of processes", cure)
+    world //= shares  # those that share the batch
     if recipe.strategy != "auto" and "WORLD_SIZE" not in os.environ:
         cure = "Start it as torchrun --nproc-per-node 2 -m polymix train …"
         raise OptionError("strategy", f"{recipe.strategy} in one process", "auto, or processes of torchrun", cure)
     if recipe.batch_size % (recipe.accumulate * world):
         got = f"{recipe.batch_size} for {world} processes with accumulate={recipe.accumulate}"
         raise OptionError("batch_size", got, f"a multiple of {recipe.accumulate * world}", "Change one of them.")
-    if world > 1 and ":" in recipe.device:
-        got = f"{recipe.device} with {world} processes"
+    if processes()[1] > 1 and ":" in recipe.device:
+        got = f"{recipe.device} with {processes()[1]} processes"
         raise OptionError("device", got, "a device without a number", "Drop the number.")
     if recipe.precision == "float16" and not recipe.device.startswith("cuda"):
         cure = "Pass precision=bfloat16."
@@ -73,15 +79,25 @@ class Place:
     """The device, the other processes and the precision of one run.
 
     Attributes:
-        device: of this process. rank, world: which of how many processes this is.
+        device: of this process. rank, world: which of how many processes this is. shares: how many share a sequence.
+        batch_rank, batch_world: which of how many parts of the batch this process has; those that share a sequence have
+            the same one. mesh: all processes as ("dp", "cp"), parts of the batch × of a sequence; None: shares is 1.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         _join_processes()
         self.rank, self.world = processes()
+        self.shares = recipe.sequence_parallel
+        self.batch_rank, self.batch_world = self.rank // self.shares, self.world // self.shares
         self.device = torch.device(recipe.device)
         if self.device.type == "cuda" and self.world > 1:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        self.mesh: Any = None
+        if self.shares > 1:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            sizes = (self.batch_world, self.shares)
+            self.mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp"))
         self.dtype = AUTOCAST[recipe.precision]
         self.sharded = recipe.strategy == "fsdp"
         self.parallel = self.world > 1 or recipe.strategy == "ddp"
@@ -89,8 +105,49 @@ class Place:
 
     @property
     def process(self) -> Process:
-        """What measures need to know."""
+        """What measures need to know, of a model that every process has whole."""
         return Process(self.device, self.rank, self.world, self.total)
+
+    def process_of(self, task: Task[Any, Any]) -> Process:
+        """What measures need to know, of a model that `split` has split."""
+        if self.mesh is None:
+            return self.process
+        group = distributed.group.WORLD if task.splits == "tokens" else self.mesh["dp"].get_group()
+
+        def total(value: Tensor) -> Tensor:
+            distributed.all_reduce(value, group=group)
+            return value
+
+        return Process(self.device, self.batch_rank, self.batch_world, total, lambda batch: self.local(task, batch))
+
+    def split(self, task: Task[Any, Any], model: nn.Module) -> None:
+        """Let the processes of a sequence share it in this model. Raises CapabilityError: a mixer cannot be split."""
+        if self.mesh is None:
+            return
+        from polymix.parallel import parallelize
+        from polymix.parallel.blocks import split_blocks
+
+        if task.splits == "blocks":
+            for run in task.shared_blocks(model):
+                split_blocks(run, self.mesh["cp"])
+        else:
+            parallelize(model, self.mesh["cp"])
+
+    def alone(self, task: Task[Any, Any], model: nn.Module) -> AbstractContextManager[None]:
+        """Within it, a process with some tokens of each sequence computes all of them, such as to write a text."""
+        if self.mesh is None or task.splits != "tokens":
+            return nullcontext()
+        from polymix.parallel import alone
+
+        return alone(model)
+
+    def local(self, task: Task[Any, Any], batch: Any) -> Any:
+        """What this process computes of a batch: its tokens, or all."""
+        if self.mesh is None or task.splits != "tokens":
+            return batch
+        from polymix.parallel import shard
+
+        return task.local(batch, partial(shard, group=self.mesh["cp"].get_group()))
 
     def shard(self, model: nn.Module, learns: bool = True) -> nn.Module:
         """A model on the device, in place; with strategy=fsdp sharded, each block (`_no_split_modules`) by itself.

@@ -114,7 +114,8 @@ class Recipe(BaseModel):
     others: ClassVar[str | None] = None  # the option, a dict, that takes options which are not the recipe's own
     # Options that a resumed run may change, because they do not change the result, or because the data decides it.
     changeable: ClassVar[tuple[str, ...]] = (
-        "data", "device", "strategy", "accumulate", "workers", "log_every", "checkpoint_every", "logger", "control",
+        "data", "device", "strategy", "sequence_parallel", "accumulate", "workers", "log_every", "checkpoint_every",
+        "logger", "control",
     )  # fmt: skip
 
     data: Place | None = Field(None, description="file or folder of the data; None: the default data")
@@ -149,6 +150,9 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of synthetic data, weights, the order of samples and dropout")
     device: str = Field("cpu", pattern=r"^(cpu|cuda)(:\d+)?$|^mps$", description="cpu, cuda, cuda:1 or mps")
     strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="of several processes under torchrun")
+    sequence_parallel: Count = Field(
+        1, description="processes of torchrun that share each sequence; the others share the batch"
+    )
     workers: int = Field(0, ge=0, le=1024, description="processes that load data")
     log_every: LogEvery = 10
     evaluate_every: EvaluateEvery = 100

@@ -90,6 +90,9 @@ def check_recipe(recipe: Recipe, say: Say = silent) -> Task[Any, Any]:
     kind: type[Task[Any, Any]] = task_class(recipe)
     task = kind(recipe, say)
     check_place(recipe)
+    if recipe.sequence_parallel > 1 and kind.splits is None:
+        got, cure = f"{recipe.sequence_parallel} for the domain {task.name}", "Let the processes share the batch."
+        raise OptionError("sequence_parallel", got, "1: its model has no sequence that processes can share", cure)
     check_logger(recipe)
     if recipe.layout is not None:
         if recipe.source is None:

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from polymix.convert.saving.files import WEIGHTS as SAFE_WEIGHTS
+from polymix.devices import processes
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError, one_line, reason_of
 from polymix.files import output_folder, write_whole
 from polymix.numbers import plural
 from polymix.results import RESULTS, Results, schema_name, wrong_part
 from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_header
+from polymix.train.place import Place
 from polymix.train.recipe import Recipe
 from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA
@@ -29,7 +31,7 @@ from polymix.train.task import WEIGHTS, Process, Task, silent
 PREDICTIONS = "predictions.json"
 # Options of where and from what a model was trained, which say nothing of the machine that loads it.
 PLACE: Mapping[str, Any] = {
-    "init": None, "device": "cpu", "strategy": "auto", "precision": "float32", "logger": None,
+    "init": None, "device": "cpu", "strategy": "auto", "sequence_parallel": 1, "precision": "float32", "logger": None,
 }  # fmt: skip
 
 
@@ -104,12 +106,15 @@ class SavedRun:
         return options_of(words, flags)
 
     def predict(
-        self, files: Sequence[str | Path], out: str | Path, *, device: str = "cpu", say: Callable[[str], None] = silent
-    ) -> list[dict[str, Any]]:
+        self, files: Sequence[str | Path], out: str | Path, *, device: str = "cpu", say: Callable[[str], None] = silent,
+        sequence_parallel: int = 1,
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """What the model says of each file. `out` gets annotated pictures and predictions.json with the same rows.
 
+        sequence_parallel: how many processes share each sequence: all that torchrun has started, which call this alike.
         Raises:
-            OptionError: the task cannot predict files. DataError: a file does not exist or cannot be read.
+            OptionError: the task cannot predict files, or share sequences. DataError: a file does not exist or cannot
+                be read.
         """
         if not self.task.predicts:
             got = f"a model of the task {self.task.name}"
@@ -118,12 +123,20 @@ class SavedRun:
         for path in paths:
             if not path.exists():
                 raise DataError("files", f"{path}, which does not exist", "a file or folder", "Check the path.")
-        self.task.say = say
-        with output_folder(out, "out") as folder, TemporaryDirectory() as scratch:
+        rank, world = processes()
+        if world != sequence_parallel:
+            got = f"{sequence_parallel} with {plural(world, 'process')}"
+            raise OptionError("sequence_parallel", got, "the number of processes", "Start as many with torchrun.")
+        task, say = self.task, say if rank == 0 else silent
+        if world > 1:
+            task = check_recipe(self.recipe.changed(device=device, sequence_parallel=world, accumulate=1))
+        task.say = say
+        with TemporaryDirectory() as scratch, output_folder(out if rank == 0 else f"{scratch}/out", "out") as folder:
             data = self._data(Path(scratch))
             model = self._filled(data).to(device)
+            Place(task.recipe).split(task, model)
             with evaluating(model):
-                rows = self.task.predict(model, data, paths, folder, Process(torch.device(device)))
+                rows = task.predict(model, data, paths, folder, Process(torch.device(device)))
             about = {"schema": schema_name(PredictContent), "task": self.task.name, "model": str(self.folder)}
             content = {**about, "results": rows}
             write_whole(folder / PREDICTIONS, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -71,12 +71,17 @@ def unit_of(metrics: Sequence[Metric], name: str) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """One of `world` processes that work together, and its device; `total` sums a tensor over all of them."""
+    """One of `world` processes that work together, and its device.
+
+    total: sums a tensor over all of them. local: of a batch on the device, what this process computes: its tokens,
+    where several processes share each sequence. These have the same rank.
+    """
 
     device: Any = "cpu"
     rank: int = 0
     world: int = 1
     total: Callable[[Tensor], Tensor] = lambda value: value
+    local: Callable[[Any], Any] = lambda batch: batch
 
 
 class Data:
@@ -126,6 +131,9 @@ class Task(ABC, Generic[R, D]):
             has "classes", their names.
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
         start_counts: whether keep="best" may keep the weights before the first step.
+        splits: how several processes share a sequence. "tokens": each has its own tokens from the batch to the loss,
+            and `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `shared_blocks`;
+            None: they cannot.
 
     Attributes:
         recipe: the options. say: where lines for the user go. slices: of the present run, which the engine sets.
@@ -140,6 +148,7 @@ class Task(ABC, Generic[R, D]):
     answers: ClassVar[bool] = False
     plain: ClassVar[tuple[str, ...]] = ()
     start_counts: ClassVar[bool] = False
+    splits: ClassVar[Literal["tokens", "blocks"] | None] = None
 
     def __init__(self, recipe: R, say: Say = silent) -> None:
         its = type(self).__name__
@@ -257,6 +266,23 @@ class Task(ABC, Generic[R, D]):
         after = "resume: the last checkpoint is from before" if saved else "start anew: no checkpoint exists yet"
         cure = f"Lower it, lengthen warmup or lower clip, and {after}."
         return DivergedError("learning_rate", got, "a rate at which the loss stays finite", cure)
+
+    # One sequence on several processes
+
+    def local(self, batch: Any, share: Callable[[Tensor], Tensor]) -> Any:
+        """This process's tokens of a batch whose sequences several processes share, where the task splits "tokens".
+
+        share: cuts them out of a tensor (B, N, …). The losses of the processes must add up to that of the whole batch.
+        """
+        raise TypeError(f"{type(self).__name__} splits tokens and has no local")
+
+    def shared_blocks(self, model: nn.Module) -> Sequence[Sequence[nn.Module]]:
+        """Runs of blocks, one after another, within each of which several processes share a sequence (B, N, D)."""
+        blocks: Any = getattr(model, "blocks", None)
+        if not isinstance(blocks, (nn.ModuleList, nn.Sequential)) or not len(blocks):
+            got = f"{self.recipe.sequence_parallel} for a {type(model).__name__}"
+            raise OptionError("sequence_parallel", got, "a model with `blocks`, one after another", "Pass 1.")
+        return [list(blocks)]
 
     # What is said of it
 

@@ -70,7 +70,9 @@ def calls():
             mixer.step(tokens[:, 0], mixer.prefill(tokens)[1])
             for name in ("pom", "qt"):  # in order, with a mask and a state: every pointer is given
                 _, state = polymix.create_mixer(name, 8, impl="eager").prefill(tokens)
-                polymix.create_mixer(name, 8, impl="native").prefill(tokens, state, mask=torch.ones(2, 3).bool())
+                mixer, mask = polymix.create_mixer(name, 8, impl="native"), torch.ones(2, 3).bool()
+                mixer.prefill(tokens, state, mask=mask)
+                mixer(tokens, mask=mask)
     finally:
         library.addresses = original
     return seen

@@ -77,3 +77,51 @@ def test_rows_of_two_teachers_are_not_mixed(script, capsys):
     with pytest.raises(SystemExit):
         script("pom", "4", "--dim", "24")
     assert "another teacher" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_teacher_for_enlarged_pictures_is_tuned_once(script, capsys):
+
+    first = script("qt", "4", "--image-size", "56", "--patch", "7", "--tune", "2")
+    teacher = first["teacher"]
+    assert teacher["recipe"]["image_size"] == 56 and teacher["tuning"]["passes"] == 2
+    file = Path("kept/fashion-12-56-7-2.pt")
+    made = file.stat().st_mtime_ns
+    second = script("qt,pom", "4", "--image-size", "56", "--patch", "7", "--tune", "2")
+    assert file.stat().st_mtime_ns == made, "the teacher was tuned again"
+    assert second["rows"][:2] == first["rows"] and [row["plan"] for row in second["rows"]] == ["qt"] * 2 + ["pom"] * 2
+    with pytest.raises(SystemExit):
+        script("qt")
+    assert "another teacher" in capsys.readouterr().err, "rows of two sizes were mixed"
+
+
+def test_enlarged_in_the_same_proportion_a_teacher_answers_as_before(script):
+    import fashion
+
+    torch.manual_seed(0)
+    teacher = fashion.ClassifyTask(fashion.RECIPE)._model(1, 10).eval()
+    with torch.no_grad():  # a patch map that sees no detail, and so loses none
+        teacher.embed.weight[:] = teacher.embed.weight.mean((2, 3), keepdim=True)
+    images = torch.rand(3, 1, 4, 4).repeat_interleave(7, 2).repeat_interleave(7, 3)  # a colour for each patch
+    larger = fashion.resized(teacher, 56, 14).eval()
+    larger[0] = torch.nn.Upsample(scale_factor=2)  # without the blur between colours
+    assert torch.allclose(larger(images), teacher(images), atol=1e-5), "the patch map or the positions were changed"
+    assert fashion.resized(teacher, 56, 7)[1].position.shape[1] == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--image-size", "224", "--patch", "15"], "a multiple of the patch"),
+        (["--image-size", "21"], "at least 28"),
+        (["--patch", "0"], "a multiple of the patch"),
+        (["--tune", "1"], "leave it out"),
+        (["--patch", "14", "--tune", "0"], "more than 0"),
+        (["--patch", "14", "--tune", "nan"], "more than 0"),
+    ],
+)
+def test_sizes_that_do_not_combine_are_refused_before_anything_is_read(script, capsys, options, named):
+    with pytest.raises(SystemExit):
+        script("qt", "4", *options)
+    assert named in capsys.readouterr().err
+    assert not Path("kept").exists()

@@ -88,7 +88,7 @@ def test_padding_does_not_change_an_embedding(script):
 @pytest.mark.parametrize(
     ("plan", "layers"),
     [("qt in layer 1", [0]), ("qt in layer 6", [5]), ("qt in layers 2+4+5", [1, 3, 4]),
-     ("qt in all but layer 1", [1, 2, 3, 4, 5])],
+     ("qt in all but layer 1", [1, 2, 3, 4, 5]), ("pom in 3 of 6", [0, 2, 4]), ("qt", range(6))],
 )  # fmt: skip
 def test_a_row_converts_the_layers_that_it_names(script, plan, layers):
     from transformers import BertConfig, BertModel
@@ -99,6 +99,22 @@ def test_a_row_converts_the_layers_that_it_names(script, plan, layers):
     model = BertModel(BertConfig(vocab_size=50, **sizes), add_pooling_layer=False).eval()
     report = polymix.convert(model, **{**script.PLANS, **script.ALONE}[plan], copy=True)
     assert list(report.adapters) == [script.steps.LAYER.format(at) for at in layers]
+    assert script.converted_layers(plan) == len(layers)
+
+
+@pytest.mark.draws
+def test_the_picture_is_of_the_rows_in_the_file(script, monkeypatch, tmp_path, capsys):
+    def draw(model, out):
+        monkeypatch.setattr(sys, "argv", ["pretrained.py", model, str(out), "--plot", str(tmp_path / "picture.png")])
+        script.main()
+
+    results = ROOT / "benchmarks" / "results" / "pretrained"
+    draw("minilm", results / "minilm.json")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    for model, out in (("minilm", tmp_path / "none.json"), ("rxnfp", results / "rxnfp.json")):
+        with pytest.raises(SystemExit):
+            draw(model, out)
+        assert "--plot draws a file that minilm has written" in capsys.readouterr().err
 
 
 def test_probes_tell_apart_what_can_be_told_apart(script):

@@ -75,6 +75,9 @@ CASES = {
     "xca": ("xca", {"heads": 3}),
     "performer": ("performer", {"heads": 3}),
     "performer-relu": ("performer", {"heads": 3, "kernel": "relu", "features": 7}),
+    "power": ("power", {"heads": 3}),
+    "power-mean": ("power", {"heads": 3, "normalize": False}),
+    "hla": ("hla", {"heads": 3}),
     # related: sequence
     "hyena": ("hyena", {"length": 4096}),
     "hyena-3": ("hyena", {"length": 4096, "order": 3, "filter_width": 8, "emb_dim": 5, "shift": 0.05}),

@@ -152,6 +152,7 @@ MORE = [  # settings that the cases of all mixers leave out
     ("hyena", {"order": 3, "length": 100, "filter_width": 7, "filter_depth": 3, "emb_dim": 5}),
     ("hyena", {"filter": "explicit", "length": 64}), ("hyena", {"filter": "explicit", "length": 65, "order": 4}),
     ("poly_sa", {"grid": (6, 8), "head_mixing": "depthwise"}), ("knn", {"aggregate": "mean"}), ("softmax", {"heads": 2}),
+    ("power", {"heads": 4, "degree": 4, "gate": True}),
 ]  # fmt: skip
 # Sums of maps, other structures, denominators: the formula is of PADRe's default maps, and says so.
 OTHER_MAPS = {"padre-1d", "padre-structures", "padre-tied", "padre-rational", "padre-basis", "padre-toeplitz"}
@@ -232,8 +233,8 @@ MORE_THAN_LINEAR |= {
     "padre-basis",
     "padre-toeplitz",
 }  # a Fourier transform: N log N
-# A part that does not grow: an MLP on the pooled token (se, gc), messages among the latent nodes.
-WITH_A_CONSTANT = {"se", "se-effective", "gc", "gc-add", "latent_gnn", "latent_gnn-learned"}
+# A part that does not grow: an MLP on the pooled token (se, gc), messages among the latent nodes, a product of moments.
+WITH_A_CONSTANT = {"se", "se-effective", "gc", "gc-add", "latent_gnn", "latent_gnn-learned", "hla"}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in MORE_THAN_LINEAR])

@@ -31,6 +31,9 @@ RECURRENT = {
     "hydra": ("hydra", {}),
     "performer": ("performer", {"heads": 2, "features": 5}),
     "performer-relu": ("performer", {"heads": 1, "kernel": "relu"}),
+    "power": ("power", {"heads": 2}),
+    "power-gate": ("power", {"heads": 2, "degree": 3, "normalize": False, "gate": True}),
+    "hla": ("hla", {"heads": 2}),
     "hyena": ("hyena", {"filter": "explicit", "length": 4, "order": 3}),
     "hyena-fft": ("hyena", {"filter": "explicit", "length": 70}),
     "mamba": ("mamba", {"state_size": 4}),
@@ -135,7 +138,7 @@ PERMUTABLE = {
     "non_local": {}, "se": {"add_maxpool": True}, "gc": {"rd_ratio": 0.5}, "prodpoly": {"degree": 3},
     "latent_gnn": {"latent": 4, "reduction": 2},
     "linear": {}, "efficient": {"heads": 2}, "hydra": {}, "sima": {}, "relu_linear": {"norm": None}, "xca": {"heads": 2},
-    "performer": {}, "additive": {},
+    "performer": {}, "additive": {}, "power": {"heads": 2}, "hla": {},
     "knn": {"k": 3, "metric": "euclidean", "aggregate": "max_relative"},
 }  # fmt: skip
 

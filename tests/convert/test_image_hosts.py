@@ -9,7 +9,7 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.errors import OptionError
+from polymix.errors import OptionError, PolymixError
 from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
 
 cure_torchvision()
@@ -120,6 +120,9 @@ def photo_and_text():
     return {"input_ids": ids, "pixel_values": images(24, 24), "use_cache": False}
 
 
+LLAVA = [
+    f"model.{part}.{i}.self_attn" for part in ("vision_tower.encoder.layers", "language_model.layers") for i in (0, 1)
+]
 EDGE = ["stages.1.blocks.0.xca", "stages.2.blocks.0.xca"]
 NEXT = [*(f"stages.{i}.blocks.0" for i in range(4)), "stages.3.blocks.1"]
 REL = ("rel_pos_h", "rel_pos_w", "position_bias")
@@ -144,7 +147,7 @@ HOSTS = {
     "SAM": Host(sam, lambda: {"pixel_values": images(64, 64)},
                 [f"vision_encoder.layers.{i}.attn" for i in (0, 1)], "softmax", REL),
     "CLIP": Host(clip, lambda: {"pixel_values": images(24, 24)}, [f"encoder.layers.{i}.self_attn" for i in (0, 1)]),
-    "LLaVA": Host(llava, photo_and_text, [f"model.vision_tower.encoder.layers.{i}.self_attn" for i in (0, 1)]),
+    "LLaVA": Host(llava, photo_and_text, LLAVA),
 }  # fmt: skip
 
 
@@ -171,7 +174,8 @@ def test_named_layers_are_replaced_and_learn(host, mixer):
     inputs = host.inputs()
     model = host.build()
     report = converts(model, mixer, inputs, input=inputs, drop=host.drop)
-    assert replaced(report) == host.layers
+    ordered = mixer != "poly_nl"  # which has no causal order
+    assert replaced(report) == [layer for layer in host.layers if ordered or "language_model" not in layer]
     assert all(layer.error is not None for layer in report.layers if layer.now)
     assert all(set(host.discards) <= set(layer.dropped) for layer in report.layers if layer.now)
 
@@ -272,13 +276,34 @@ def test_a_convnext_block_that_changes_its_map_is_refused():
     refuses(ConvNeXtBlock(8, 16), "pom", OptionError, "changes the size or the channels")
 
 
-def test_llava_s_language_model_is_left_alone_unless_it_is_named():
+@pytest.mark.parametrize("mixer", ["pom", "qt"])
+def test_a_plan_without_names_converts_llava_in_both_parts(mixer):
+    """Images in any order, text in causal order; it learns in both, and writes as it reads, with a cache or without."""
+    model, inputs = llava().eval(), photo_and_text()
+    report = polymix.convert(model, mixer, input=inputs)
+    assert replaced(report) == LLAVA
+    assert [bool(part.causal) for part in report.adapters.values()] == [False, False, True, True]
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    assert all(p.grad is not None for part in report.adapters.values() for p in part.mixer.parameters())
+    written = [model.generate(**{**inputs, "use_cache": cached}, max_new_tokens=5, do_sample=False)
+               for cached in (True, False)]  # fmt: skip
+    assert written[0].shape == (2, 19) and torch.equal(*written)
+    other = {**inputs, "pixel_values": inputs["pixel_values"].flip(3)}
+    after = [model(**given).logits[:, 12:] for given in (inputs, other)]
+    assert not torch.allclose(*after), "the text does not see the image"
+
+
+def test_a_mixer_without_causal_order_is_for_llava_s_images_alone():
     model = llava()
-    report = polymix.convert(model, "1:1", copy=True)
-    assert replaced(report) == ["model.vision_tower.encoder.layers.0.self_attn"], "a pattern counts the image layers"
-    assert [layer.name for layer in report.layers if "language_model" in layer.name], "kept layers are listed"
+    report = polymix.convert(model, "poly_nl", copy=True)
+    assert replaced(report) == LLAVA[:2]
+    assert "causal" in str(report) and "LlamaAttention" in str(report), "why the text's layers are kept"
+    with pytest.raises(PolymixError, match="causal"):
+        polymix.convert(model, {"*language_model*": "poly_nl"}, copy=True)
+    pattern = polymix.convert(model, "1:1", mixer="pom", copy=True)
+    assert replaced(pattern) == [LLAVA[0], LLAVA[2]]
     asked = converts(model, {"*language_model*": "qt"}, photo_and_text())
-    assert replaced(asked) == [f"model.language_model.layers.{i}.self_attn" for i in (0, 1)]
+    assert replaced(asked) == LLAVA[2:]
     alone = transformers.LlamaModel(model.config.text_config)
     assert len(replaced(polymix.convert(alone, "qt"))) == 2, "a language model by itself converts as before"
 

@@ -42,6 +42,9 @@ CASES = {
     "deit": {"mixer": "padre", "host_depth": 1},
     "xcit": {"mixer": "poly_sa", "host_depth": 1},
     "xcit_cifar": {"mixer": "keep", "host_depth": 1},
+    "swin": {},
+    "metaformer": {"image_size": 64},
+    "cvt": {},
     "efficientvit": {"host": "efficientvit_b0", "sizes": (32, 64), "norm_images": 12},
     "resnet50": {},
 }
@@ -173,6 +176,9 @@ def test_the_papers_figures_are_those_of_their_tables(papers_figure):
     assert papers_figure(host="deit_base_patch16_224", mixer="padre:degree=3") is None
     assert papers_figure(host="deit_base_patch16_224", mixer="keep") == 0.818, "attention is DeiT's own"
     assert papers_figure(host="xcit_small_12_p16_224", mixer="poly_sa") == 0.8150
+    rows = (("swin_tiny_patch4_window7_224", "poly_sa:head_mixing=depthwise", 0.8066), ("cvt_13", "poly_sa", 0.812),
+            ("metaformer_s12", "poly_sa:head_mixing=depthwise", 0.7957), ("cvt_13", "keep", 0.823))  # fmt: skip
+    assert [papers_figure(host=host, mixer=mixer) for host, mixer, _ in rows] == [figure for *_, figure in rows]
     for size, accuracy in (("nano_12", 0.7127), ("tiny_12", 0.7556), ("small_12", 0.8121), ("medium_24", 0.8070)):
         six = {"host": f"xcit_{size}_p16_224", "mixer": "poly_sa", "host_depth": 6}
         assert papers_figure("CIFAR-100", **six) == accuracy and papers_figure(**six) is None

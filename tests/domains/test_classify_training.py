@@ -61,6 +61,47 @@ def test_xcit_is_trained_as_deit_for_400_epochs_and_with_six_blocks_on_cifar():
     assert different == {"host", "epochs", "warmup"}
 
 
+# microsoft/Swin-Transformer f82860b, config.py, configs/swin_tiny_patch4_window7_224.yaml and the scaling of main.py;
+# sail-sg/poolformer a075575, README.md and the defaults of train.py and of models/poolformer.py;
+# microsoft/CvT f851e68, experiments/imagenet/cvt/cvt-13-224x224.yaml and lib/dataset/transformas/build.py.
+POLY_SA_HOSTS = {
+    "swin": {"batch_size": 1024, "scaled_rate": 1e-3, "lowest": 1e-5, "warmup": 20, "clip": 5.0, "drop_path": 0.2,
+             "crop": 0.875, "weight_decay": 0.05},
+    "metaformer": {"batch_size": 1024, "scaled_rate": 1e-3, "lowest": 1e-5, "warmup": 5, "clip": None,
+                   "drop_path": 0.1, "crop": 0.9, "weight_decay": 0.05},
+    "cvt": {"batch_size": 2048, "scaled_rate": 2e-3, "lowest": 1e-5, "warmup": 5, "clip": None, "drop_path": 0.1,
+            "crop": 0.875, "weight_decay": 0.05},
+}  # fmt: skip
+# Poly-SA, Table 3: millions of parameters with attention and with Poly-SA.
+TABLE_3 = {"swin": (28.3, 26.1), "metaformer": (16.5, 15.4), "cvt": (20.0, 20.0)}
+
+
+@pytest.mark.parametrize("name", POLY_SA_HOSTS)
+def test_hosts_of_poly_sa_are_trained_as_their_authors_do(name):
+    recipe = ClassifyRecipe().preset(name)
+    numbers = {
+        **{option: getattr(recipe, option) for option in POLY_SA_HOSTS[name] if option not in ("lowest", "warmup")},
+        "lowest": pytest.approx(recipe.scaled_rate * recipe.final), "warmup": pytest.approx(300 * recipe.warmup),
+    }  # fmt: skip
+    assert numbers == POLY_SA_HOSTS[name]
+    deit = ClassifyRecipe().preset("deit").to_dict()
+    different = {option for option, value in recipe.to_dict().items() if deit[option] != value}
+    assert different <= {
+        "host", "mixer", "batch_size", "learning_rate", "learning_rate_for", "final", "warmup", "clip", "drop_path",
+        "crop", "repeats", "ema", "evaluate_every", "checkpoint_every",
+    }  # fmt: skip
+    assert (recipe.repeats, recipe.ema) == (1, 0), "neither repeated augmentation nor averaged weights"
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_hosts_of_poly_sa_have_the_parameters_of_its_table_3(name):
+    recipe = ClassifyRecipe().preset(name)
+    with torch.device("meta"):
+        models = [create(mixer, recipe.host) for mixer in ("keep", recipe.mixer)]
+    sizes = [sum(p.numel() for p in model.parameters()) / 1e6 for model in models]
+    assert sizes == [pytest.approx(size, abs=0.07) for size in TABLE_3[name]]
+
+
 def test_resnet_50_is_trained_as_published():
     recipe = ClassifyRecipe().preset("resnet50")
     assert said("resnet50", "optimizer", "momentum", "weight_decay", "batch_size", "epochs", "scaled_rate") == {

@@ -287,6 +287,33 @@ def test_the_block_is_before_the_last_block_of_res4():
         FacesRecipe(layers=(3,))
 
 
+# Of Poly-NL's Tables 1, 2a and 2b; TESA with the reduction whose size Table 1a prints.
+BLOCKS = (
+    "poly_nl:reduction=4", "poly_nl:reduction=4:order=2", "poly_nl:reduction=4:order=2+3",
+    "non_local:rd_ratio=0.5:projection=false", "se", "gc", "efficient:reduction=8:heads=1",
+    "tesa:reduction=4:bias=false", "latent_gnn:reduction=8:norm=batch", "prodpoly:decomposition=product",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mixer", BLOCKS)
+def test_every_block_of_the_papers_tables_learns_in_the_detector(mixer):
+    recipe = FacesRecipe.tiny().changed(mixer=mixer)
+    model, target = build_retinanet(recipe), {"boxes": torch.tensor([[4.0, 8, 40, 48]]), "labels": torch.tensor([0])}
+    block = model.get_submodule("backbone.body.layer3.1.inserted_before")
+    assert block.residual == (mixer != "se"), "the gate multiplies x itself"
+    for part in block.modules():
+        if isinstance(getattr(part, "scale", None), torch.nn.Parameter):
+            torch.nn.init.ones_(part.scale)  # it starts at 0, and nothing behind it would have a gradient
+    with torch.no_grad():
+        for name, value in block.named_parameters():
+            if name.endswith("beta"):
+                value.fill_(1)
+    pixels = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    sum(model(list(pixels), [target, target]).values()).backward()
+    still = {name for name, value in block.named_parameters() if value.grad is None or not value.grad.abs().sum() > 0}
+    assert still <= {"mixer.layer.conv_attn.bias"}, "only a shift of all of a softmax's scores may have no gradient"
+
+
 def test_levels_and_anchors():
     with torch.device("meta"):
         large = build_retinanet(FacesRecipe().preset("wider").changed(mixer="none"))

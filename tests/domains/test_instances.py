@@ -124,6 +124,48 @@ def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path)
         load_weights(small(1, backbone="resnet50"), tmp_path, InstancesTask.fresh)
 
 
+@pytest.mark.parametrize(("options", "mixer"), [
+    ({"backbone": "qt_vit_b0"}, "QtMixer"), ({"backbone": "efficientvit_b0", "mixer": "linear_floor"}, "LinearFloorMixer"),
+    ({"backbone": "efficientvit_b0", "mixer": "none"}, None), ({"backbone": "convnext_atto", "mixer": "none"}, None),
+])  # fmt: skip
+def test_a_backbone_of_timm_has_the_mixer_in_attentions_place_and_learns(options, mixer):
+    pytest.importorskip("timm", reason="untested: backbones of timm")
+    recipe = InstancesRecipe.tiny().changed(image_size=64, **options)
+    trained = InstancesTask(recipe)
+    model = build(recipe, 2)
+    kinds = {type(part).__name__ for part in model.backbone.body.modules() if "Mixer" in type(part).__name__}
+    assert kinds == ({mixer} if mixer else set()) and not any("inserted" in n for n, _ in model.named_parameters())
+    target = {"boxes": torch.tensor([[4.0, 8, 24, 32]]), "labels": torch.tensor([1]), "iscrowd": torch.tensor([False]),
+              "masks": torch.ones(1, 64, 64, dtype=torch.bool)}  # fmt: skip
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    trained.loss(model, (images, [target, target])).backward()
+    still = [name for name, value in model.backbone.body.named_parameters() if value.grad is None]
+    assert not still, "a part of the backbone that no map reads"
+    assert trained.host_name(model) == f"Mask R-CNN, {recipe.backbone}" and trained.published() is None
+
+
+def test_with_weights_the_start_and_the_norms_of_a_backbone_of_timm_are_frozen():
+    pytest.importorskip("timm", reason="untested: backbones of timm")
+    model = build(InstancesRecipe(backbone="qt_vit_b0", init="run"), 2)
+    learns = {name.split(".")[0]: value.requires_grad for name, value in model.backbone.body.named_parameters()}
+    assert learns == {"stem_in_conv": False, "stem_res0": False, "stages_0": False, "stages_1": True, "stages_2": True,
+                      "stages_3": True}  # fmt: skip
+    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in model.backbone.body.modules())
+
+
+def test_a_backbone_that_does_not_fit_is_refused_before_data_are_read():
+    pytest.importorskip("timm", reason="untested: backbones of timm")
+    for options, argument, words in (
+        ({"backbone": "resnet999"}, "backbone", "name of a model"),
+        ({"backbone": "deit_tiny_patch16_224", "mixer": "none"}, "backbone", "strides 16, 16, 16"),
+        ({"backbone": "qt_vit_b0", "mixer": "pom"}, "mixer", "qt"),
+        ({"backbone": "test_resnet", "mixer": "pom"}, "model", "attention"),
+    ):
+        with pytest.raises(OptionError, match=words) as caught:
+            InstancesTask(InstancesRecipe().changed(**options)).check()
+        assert caught.value.argument.strip("`") == argument
+
+
 def write_nuclei(path, labels, size=(128, 128)):
     """A wheel with stardist's two pictures."""
     with zipfile.ZipFile(path, "w") as wheel:

@@ -294,8 +294,8 @@ def test_a_dispatch_mode_sees_an_operator(name):
 
 
 def test_a_missing_kernel_raises():
-    operator, args = arguments("powers", 1, 9, 8, 8, 8)
-    with pytest.raises(CapabilityError, match="'triton' for linear_powers"):
+    operator, args = arguments("pairs", 1, 9, 8, 8, 8)
+    with pytest.raises(CapabilityError, match="'triton' for linear_pairs"):
         operator(*as_type(args, torch.float32), impl="triton")
 
 

@@ -128,15 +128,16 @@ every_case = pytest.mark.parametrize("case", list(CASES))
 IMPLS = {"eager": torch.float64, "triton": torch.float32, "native": torch.float32}
 
 
-IN_C = ("linear_", "moments", "qt_pool", "qt_spread")  # operators with C kernels only
+IN_C = ("linear_", "moments", "qt_pool", "qt_spread")  # operators with C kernels
+IN_C_AND_TRITON = ("linear_powers",)
 
 
 def runs(case):
     """The implementations of a case."""
-    alone = operator(case).startswith(IN_C)
-    native = alone or (operator(case) == "padre_step" and "dilated" not in case and "3-D" not in case)
+    name, in_c = operator(case), operator(case).startswith(IN_C)
+    native = in_c or (name == "padre_step" and "dilated" not in case and "3-D" not in case)
     native = native and why_not() is None
-    return [impl for impl in IMPLS if {"native": native, "triton": not alone}.get(impl, True)]
+    return [impl for impl in IMPLS if {"native": native, "triton": not in_c or name in IN_C_AND_TRITON}.get(impl, True)]
 
 
 def arguments(case, dtype=torch.float64, transposed=False):

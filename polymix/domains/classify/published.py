@@ -20,6 +20,22 @@ DEIT: Mapping[str, Any] = {
 XCIT: Mapping[str, Any] = {**DEIT, "host": "xcit_nano_12_p16_224", "epochs": 400.0, "warmup": 5 / 400}
 # On CIFAR-100 six blocks, whatever the width (Poly-SA, Section 5.2). The size of the images is not given.
 XCIT_CIFAR: Mapping[str, Any] = {**XCIT, "host_depth": 6, "evaluate_every": 500, "checkpoint_every": 500}
+# Swin's own training, with Poly-SA as Section 5.2.2 has it: AdamW at 5e-4 for 512 images, 20 epochs of warm-up.
+SWIN: Mapping[str, Any] = {
+    **DEIT, "host": "swin_tiny_patch4_window7_224", "mixer": "poly_sa:head_mixing=depthwise", "warmup": 20 / 300,
+    "clip": 5.0, "drop_path": 0.2, "repeats": 1, "ema": 0.0,
+}  # fmt: skip
+# PoolFormer's own training: AdamW at 1e-3 for 1,024 images.
+METAFORMER: Mapping[str, Any] = {
+    **DEIT, "host": "metaformer_s12", "mixer": "poly_sa:head_mixing=depthwise", "learning_rate": 1e-3,
+    "learning_rate_for": 1024, "repeats": 1, "ema": 0.0, "crop": 0.9,
+}  # fmt: skip
+# CvT's own training: AdamW at 2.5e-4 for 256 images, 2,048 images on eight devices, and 1e-5 at the end.
+CVT: Mapping[str, Any] = {
+    **DEIT, "host": "cvt_13", "mixer": "poly_sa", "batch_size": 2048, "learning_rate": 2.5e-4,
+    "learning_rate_for": 256, "final": 1e-5 / 2e-3, "repeats": 1, "ema": 0.0,
+    "evaluate_every": 626, "checkpoint_every": 626,
+}  # fmt: skip
 # Goyal et al., at 256 images, with Poly-NL between maps to a quarter of the channels and back (Section 5.1.2).
 RESNET50: Mapping[str, Any] = {
     "host": "resnet50", "mixer": "poly_nl:reduction=4", "image_size": 224, "epochs": 90.0, "batch_size": 256,
@@ -41,5 +57,6 @@ EFFICIENTVIT: Mapping[str, Any] = {
     "evaluate_every": 1251, "checkpoint_every": 1251, "log_every": 50,
 }  # fmt: skip
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "deit": DEIT, "xcit": XCIT, "xcit_cifar": XCIT_CIFAR, "resnet50": RESNET50, "efficientvit": EFFICIENTVIT,
+    "deit": DEIT, "xcit": XCIT, "xcit_cifar": XCIT_CIFAR, "swin": SWIN, "metaformer": METAFORMER, "cvt": CVT,
+    "resnet50": RESNET50, "efficientvit": EFFICIENTVIT,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.domains.classify.published import DEIT, PUBLISHED
 from polymix.train.data.idx import FASHION
+from polymix.train.hosts import registered as registered_host
 from polymix.train.recipe import (
     BatchSize,
     Count,
@@ -116,7 +117,7 @@ class ClassifyRecipe(Recipe):
     @classmethod
     def _host_of_polymix(cls, options: dict[str, Any]) -> dict[str, Any]:
         """A host that `polymix.timm` names brings its mixer."""
-        registered = _registered(options.get("host"))
+        registered = registered_host(options.get("host"))
         if registered is None:
             return options
         mixer, host, matched = registered
@@ -177,7 +178,7 @@ class ClassifyRecipe(Recipe):
         return chosen if options.get("steps") is not None else {**chosen, "epochs": epochs}
 
     def changed(self: C, **options: Any) -> C:
-        registered = _registered(options.get("host"))
+        registered = registered_host(options.get("host"))
         if registered is not None:  # in place of the mixer that this recipe has
             options.setdefault("mixer", registered[0])
         return super().changed(**options)
@@ -196,12 +197,3 @@ class ClassifyRecipe(Recipe):
     def layers(self) -> Sequence[str]:
         """The names of the blocks of our own model, for plans."""
         return [f"blocks.{place}" for place in range(self.depth)]
-
-
-def _registered(host: Any) -> tuple[str, str, bool] | None:
-    """The mixer, the host and whether parameters are matched, of a name of polymix.timm; None for other names."""
-    if not isinstance(host, str):
-        return None
-    from polymix.timm import names  # which needs timm
-
-    return names().get(host)

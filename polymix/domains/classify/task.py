@@ -52,6 +52,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
     fresh = ("head", "classifier", "fc")  # of our model, and of the hosts of timm
     predicts: ClassVar[bool] = True
     answers: ClassVar[bool] = True
+    splits = "blocks"
 
     def __init__(self, recipe: ClassifyRecipe, *arguments: Any) -> None:
         super().__init__(recipe, *arguments)

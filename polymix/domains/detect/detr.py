@@ -17,7 +17,7 @@ from polymix.convert.plan import KEEP, config_of, parse_plan, resolve
 from polymix.mixers import MixerConfig
 from polymix.mixers.registry import missing_capability
 from polymix.mixers.spec import parse_mixer
-from polymix.train.data.backbones import places_of_maps
+from polymix.train.data.backbones import freeze_start, places_of_maps
 from polymix.train.initial import host_linears
 
 if TYPE_CHECKING:
@@ -159,12 +159,7 @@ def thaw(model: nn.Module) -> None:
 
 def freeze(model: nn.Module) -> None:
     """The backbone's stem and first stage do not learn, as published."""
-    backbone: Any = next(part for part in model.modules() if hasattr(part, "feature_info"))
-    levels = backbone.feature_info.module_name()
-    stages = [form for level in levels[1:] for form in (f".{level}.", f".{level.replace('.', '_')}.")]
-    for name, parameter in model.named_parameters():
-        if ".backbone." in name and not any(stage in name for stage in stages):
-            parameter.requires_grad_(False)
+    freeze_start(next(part for part in model.modules() if hasattr(part, "feature_info")))
 
 
 def inputs(images: Tensor, sizes: Tensor) -> dict[str, Tensor]:

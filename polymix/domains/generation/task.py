@@ -46,6 +46,7 @@ class GenerationTask(GeneratorTask[GenerationRecipe, GenerationData]):
     )  # fmt: skip
     layouts = reading.LAYOUTS
     unit = "images"
+    splits = "blocks"
     fresh = ("label",)  # of a model with other classes
     plain: ClassVar[tuple[str, ...]] = ("fid", "fd", "fd_none", "accuracy")
 

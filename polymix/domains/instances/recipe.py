@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from polymix.train.data.boxes.options import NO_BLOCK, Backbone, Block, PicturesRecipe, Question, Scenes, TestScenes
+from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK, PicturesRecipe, Question, Scenes, TestScenes
+from polymix.train.hosts import registered as registered_host
 from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
+
+R = TypeVar("R", bound="InstancesRecipe")
 
 
 class InstancesRecipe(PicturesRecipe):
     """torchvision's Mask R-CNN with a mixer before the last block of Res4, as Poly-NL (section 4.2) places it.
 
-    The data are a folder in COCO's or VOC's layout, or a wheel of stardist; without one they are digits on photographs.
+    In a backbone of timm the mixer takes the place of attention; a name of polymix.timm, such as qt_vit_b0, also sets
+    the mixer. The data are a folder in COCO's or VOC's layout, or a wheel of stardist; without one they are digits
+    on photographs.
     """
 
     task: ClassVar[str] = "polymix.domains.instances.task:InstancesTask"
@@ -40,9 +45,17 @@ class InstancesRecipe(PicturesRecipe):
     question: Question = "what"
     scenes: Scenes = 400
     test_scenes: TestScenes = 50
-    mixer: Block = "poly_nl:reduction=4"
-    backbone: Backbone = Field(
-        "resnet18", description="with a feature pyramid; with init, its norms, stem and first stage are frozen"
+    mixer: str = Field(
+        "poly_nl:reduction=4",
+        min_length=1,
+        description="inserted before the last block of Res4 of a ResNet; in attention's place in other backbones; none:"
+        " the backbone as it is",
+    )
+    backbone: str = Field(
+        "resnet18",
+        min_length=1,
+        description="below a feature pyramid: resnet18 or resnet50 of torchvision, or a model of timm or polymix.timm"
+        " with maps of strides 4 to 32; with init, its norms, stem and first stage are frozen",
     )
     detector: Literal["small", "published"] = Field(
         "small",
@@ -54,8 +67,32 @@ class InstancesRecipe(PicturesRecipe):
         (), description="shares of the steps after which the learning rate is a tenth; none: it falls as a cosine"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _backbone_of_polymix(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """A backbone that `polymix.timm` names brings its mixer."""
+        registered = registered_host(_not_of_torchvision(options.get("backbone")))
+        if registered is None or registered[2]:
+            return options
+        mixer, host, _ = registered
+        if options.get("mixer", mixer) != mixer:
+            got = f"{options['mixer']!r} with backbone={options['backbone']}"
+            raise wrong("mixer", got, repr(mixer), f"Use backbone={host} for another mixer.")
+        return {**options, "mixer": mixer, "backbone": host}
+
     @model_validator(mode="after")
     def _milestones_rise(self) -> InstancesRecipe:
         if list(self.milestones) != sorted(set(self.milestones)):
             raise wrong("milestones", self.milestones, "rising shares of the steps", "For example, 0.6,0.8.")
         return self
+
+    def changed(self: R, **options: Any) -> R:
+        registered = registered_host(_not_of_torchvision(options.get("backbone")))
+        if registered is not None:  # in place of the mixer that this recipe has
+            options.setdefault("mixer", registered[0])
+        return super().changed(**options)
+
+
+def _not_of_torchvision(backbone: Any) -> Any:
+    """The name of a backbone that timm may have; None for torchvision's, for which timm is not needed."""
+    return None if backbone in LAST_OF_RES4 else backbone

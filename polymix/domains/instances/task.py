@@ -13,13 +13,14 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from polymix.domains.instances import nuclei
-from polymix.domains.instances.mask_rcnn import build_mask_rcnn
+from polymix.domains.instances.mask_rcnn import TimmPyramid, build_mask_rcnn
 from polymix.domains.instances.recipe import InstancesRecipe
 from polymix.errors import OptionError
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
 from polymix.train.data.boxes.detectors import INSERTED, DetectorTask, Objects, check_mixer
+from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK
 from polymix.train.data.boxes.precision import NAMES, average_precision
 from polymix.train.data.problems import Problems
 from polymix.train.data.synthetic import cached
@@ -44,6 +45,8 @@ class InstancesTask(DetectorTask[InstancesRecipe, DetectionData]):
     def check(self) -> None:
         recipe = self.recipe
         check_mixer(recipe.mixer)
+        if recipe.backbone not in LAST_OF_RES4:
+            TimmPyramid(recipe)  # which raises what the training would
         if not recipe.synthetic and recipe.question != type(recipe).model_fields["question"].default:
             raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
 
@@ -120,6 +123,12 @@ class InstancesTask(DetectorTask[InstancesRecipe, DetectionData]):
         if (recipe.detector, recipe.backbone) != ("published", "resnet50") or not is_coco_2017(recipe.data):
             return None
         return published(self.name, data="COCO", split="val2017", host="Mask R-CNN, resnet50", mixer=recipe.mixer_name)
+
+    def block(self) -> str:
+        if self.recipe.backbone in LAST_OF_RES4:
+            return super().block()
+        mixer = self.recipe.mixer_name
+        return f"on {self.recipe.backbone}" + f" with {mixer} in attention's place" * (mixer != NO_BLOCK)
 
     def from_summary(self, summary: Mapping[str, Any]) -> DetectionData:
         return reading.from_summary(self.recipe, summary)

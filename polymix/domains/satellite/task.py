@@ -32,6 +32,7 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
     metrics = (Metric("miou", "higher"), Metric("accuracy", "higher", "%"), Metric("iou", "higher"))
     layouts = LAYOUTS
     unit = "km2"
+    splits = "blocks"
     fresh = ("class_tokens",)
     predicts: ClassVar[bool] = True
 
@@ -70,6 +71,10 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         series, days, present, labels, _ = batch
         return pixel_loss(model(series, days, present), labels, VOID)
+
+    def shared_blocks(self, model: Any) -> list[list[nn.Module]]:
+        """The spatial encoder's: the sequences in time are short, and every process computes them all."""
+        return [list(model.spatial)]
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         return model(*batch[:3])

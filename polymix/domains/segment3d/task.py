@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from polymix.domains.segment3d import data as reading
 from polymix.domains.segment3d import metrics as measuring
+from polymix.domains.segment3d.along import AlongCurve
 from polymix.domains.segment3d.data import Segment3dData
 from polymix.domains.segment3d.layouts import LAYOUTS, VOID
 from polymix.domains.segment3d.losses import lovasz_softmax
@@ -35,6 +36,7 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
     metrics = (Metric("miou", "higher"), Metric("accuracy", "higher", "%"), Metric("iou", "higher"))
     layouts = LAYOUTS
     unit = "points"
+    splits = "blocks"
     fresh = ("head",)
     predicts: ClassVar[bool] = True
 
@@ -80,6 +82,10 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
         loss = cross_entropy(logits, labels)
         weight = self.recipe.lovasz
         return loss + weight * lovasz_softmax(logits.softmax(1), labels) if weight else loss
+
+    def shared_blocks(self, model: nn.Module) -> list[list[nn.Module]]:
+        """Each mixer alone: the convolutions between them need the points beside a point, whoever has them."""
+        return [[part.mixer] for part in model.modules() if isinstance(part, AlongCurve)]
 
     def infer(self, model: nn.Module, batch: Any) -> Tensor:
         logits: Tensor = model(*batch[:3])

@@ -20,7 +20,7 @@ from polymix.train.task import IGNORED, Process
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The loss of a batch in nats, summed over its targets."""
-    others = {name: batch[name] for name in ("segment_ids",) if name in batch}
+    others = {name: batch[name] for name in ("segment_ids", "position_ids") if name in batch}
     logits = model(input_ids=batch["input_ids"], use_cache=False, **others).logits
     return F.cross_entropy(
         logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum"
@@ -69,7 +69,7 @@ def evaluate(model: nn.Module, held: HeldOut, process: Process) -> dict[str, flo
         for start in range(0, len(held.batches), world):  # as many for each: sharded weights are gathered together
             mine = start + rank
             batch = held.batches[min(mine, len(held.batches) - 1)]
-            loss = summed_loss(model, {name: part.to(device) for name, part in batch.items()})
+            loss = summed_loss(model, process.local({name: part.to(device) for name, part in batch.items()}))
             nats += loss.to(nats) if mine < len(held.batches) else 0.0
     whole = process.total(nats).item()
     mean = whole / max(held.targets, 1)

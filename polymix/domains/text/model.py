@@ -6,9 +6,13 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from polymix.domains.text.recipe import FAMILIES, TextRecipe
-from polymix.errors import OptionError, UnknownOptionError, nearest_first, shown
+from polymix.errors import CapabilityError, OptionError, UnknownOptionError, nearest_first, shown
+from polymix.mixers.registry import missing_capability
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
+from polymix.models.language.layers import CausalLayer
 
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig  # isort: skip
 
@@ -18,6 +22,24 @@ _FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=Tr
 def build_model(config: Any) -> Any:
     """A causal language model with fresh weights."""
     return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def check_split(config: Any, packing: str) -> None:
+    """Raise CapabilityError or OptionError where the processes of a sequence cannot share this model's layers."""
+    with torch.device("meta"):
+        model = build_model(config)
+    layers = [part for part in model.modules() if isinstance(part, CausalLayer)]
+    if not layers:
+        got = f"more than 1 for a model of {config.model_type}"
+        raise OptionError("sequence_parallel", got, "a model whose layers are mixers of polymix", "Pass 1.")
+    for layer in layers:
+        can = layer.mixer.capabilities
+        if can.sequence is None:
+            raise missing_capability(layer.mixer.name, "sequence", "mixer", "one sequence on several processes")
+        if packing == "segments" and not can.has("segments"):
+            raise missing_capability(layer.mixer.name, "segments", "packing", "segments on several processes")
+        if layer.unsplit is not None:
+            raise CapabilityError("sequence_parallel", layer.unsplit, "layers without it", "Leave it out.")
 
 
 def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:

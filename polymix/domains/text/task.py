@@ -6,7 +6,7 @@ import math
 import shlex
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,11 +19,12 @@ from polymix.convert.adapters.libraries import load_whole, local_files
 from polymix.domains.text import data as reading
 from polymix.domains.text import metrics as measuring
 from polymix.domains.text.data import VOCAB, TextData
-from polymix.domains.text.model import build_model, model_config
+from polymix.domains.text.model import build_model, check_split, model_config
 from polymix.domains.text.recipe import TextRecipe
 from polymix.domains.text.tokens import Batch, Documents, Windows, parts_of_steps
 from polymix.files import write_files
 from polymix.limits import check_memory, check_model
+from polymix.ops.shared.masks import positions
 from polymix.train.data.sampling import Slices
 from polymix.train.task import Metric, Process, Task
 
@@ -41,11 +42,14 @@ class TextTask(Task[TextRecipe, TextData]):
         Metric("bits_per_byte", "lower"),
     )
     unit = "tokens"
+    splits = "tokens"
 
     def check(self) -> None:
         config = model_config(self.recipe, self.recipe.vocab or VOCAB)
         size = check_model(lambda: build_model(config), "recipe", "its model")
         check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
+        if self.recipe.sequence_parallel > 1:
+            check_split(config, self.recipe.packing)
 
     def load(self, folder: Path) -> TextData:
         return reading.load(self.recipe, folder, self.say)
@@ -67,6 +71,12 @@ class TextTask(Task[TextRecipe, TextData]):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """This slice's share of the step's mean loss, times the number of slices over which gradients are averaged."""
         return measuring.summed_loss(model, batch) / batch["count"] * self.slices.total
+
+    def local(self, batch: Batch, share: Callable[[Tensor], Tensor]) -> Batch:
+        tokens = batch["input_ids"]
+        places = positions(tokens.shape[1], None, batch.get("segment_ids"), tokens.device)
+        whole = {**batch, "position_ids": places if places.ndim == 2 else places[None]}
+        return {name: share(part) if part.ndim > 1 else part for name, part in whole.items()}
 
     def epoch(self, data: TextData, step: int) -> float:
         return self._windows(data).epoch(step)

@@ -9,6 +9,7 @@ from polymix.mixers.related.conv2former import Conv2FormerConfig, Conv2FormerMix
 from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
 from polymix.mixers.related.focused import FocusedConfig, FocusedMixer
 from polymix.mixers.related.gc import GcConfig, GcMixer
+from polymix.mixers.related.hla import HlaConfig, HlaMixer, HlaState
 from polymix.mixers.related.hydra import HydraConfig, HydraMixer
 from polymix.mixers.related.hyena import HyenaConfig, HyenaMixer, HyenaState
 from polymix.mixers.related.knn import KnnConfig, KnnMixer
@@ -18,6 +19,7 @@ from polymix.mixers.related.local import LocalConfig, LocalMixer, LocalState
 from polymix.mixers.related.mamba import MambaConfig, MambaMixer, MambaState
 from polymix.mixers.related.non_local import NonLocalConfig, NonLocalMixer
 from polymix.mixers.related.performer import PerformerConfig, PerformerMixer
+from polymix.mixers.related.power import PowerConfig, PowerMixer
 from polymix.mixers.related.prodpoly import ProdPolyConfig, ProdPolyMixer
 from polymix.mixers.related.relu_linear import ReluLinearConfig, ReluLinearMixer
 from polymix.mixers.related.se import SeConfig, SeMixer
@@ -28,10 +30,11 @@ from polymix.mixers.related.xca import XcaConfig, XcaMixer
 __all__ = [
     "AdditiveConfig", "AdditiveMixer",
     "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
-    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
-    "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer",
+    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig", "HlaMixer", "HlaState", "HydraConfig",
+    "HydraMixer", "HyenaConfig", "HyenaMixer", "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig",
+    "LatentGnnMixer", "LinearConfig", "LinearMixer",
     "LocalConfig", "LocalMixer", "LocalState", "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig",
-    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "ProdPolyConfig", "ProdPolyMixer", "ReluLinearConfig",
-    "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig",
-    "XcaMixer",
+    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "PowerConfig", "PowerMixer", "ProdPolyConfig",
+    "ProdPolyMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer",
+    "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
 ]  # fmt: skip

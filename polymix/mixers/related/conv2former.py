@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,14 +48,15 @@ class Conv2FormerMixer(TokenMixer):
     """
 
     name = "conv2former"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2), sequence="halo")
     feature_maps = True
     config: Conv2FormerConfig
 
     def __init__(self, config: Conv2FormerConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         self.axes = 2 if config.grid is None else len(config.grid)
-        self.capabilities = Capabilities(masks=frozenset({"padding"}), grids=(self.axes,))
+        parts = None if config.num_prefix_tokens else "halo"  # the prefix reads the mean of the whole grid
+        self.capabilities = replace(type(self).capabilities, grids=(self.axes,), sequence=parts)
         kernel = (config.kernel_size,) * self.axes
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS, **kw) if config.norm == "layer" else None
         self.into = Dense(dim, 2 * dim, config.bias, **kw)  # W_1 and W_2 read the same tokens
@@ -95,6 +96,9 @@ class Conv2FormerMixer(TokenMixer):
             y = depthwise_conv(a[:, self.config.num_prefix_tokens :], self.conv, grid)
             a = torch.cat((first.to(y.dtype), y), dim=1)
         return (a if self.conv_bias is None else a + self.conv_bias.to(a.dtype)) * v
+
+    def halo(self) -> tuple[int, int]:
+        return self.config.kernel_size // 2, self.config.kernel_size // 2
 
     @property
     def polynomial(self) -> Polynomial:

@@ -13,7 +13,7 @@ from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import StateSpec
-from polymix.ops.related.channel_attention import HydraState, hydra
+from polymix.ops.related.channel_attention import HydraState, hydra, hydra_read, hydra_terms
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -34,7 +34,13 @@ class HydraMixer(HeadsMixer):
 
     name = "hydra"
     capabilities = Capabilities(
-        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True
+        causal=True,
+        cross=True,
+        values=True,
+        masks=frozenset({"padding"}),
+        recurrent=True,
+        isolates_future=True,
+        sequence="sum",
     )
     config: HydraConfig
 
@@ -54,6 +60,14 @@ class HydraMixer(HeadsMixer):
         joined = (part.transpose(1, 2).flatten(-2) for part in (q, k, v))
         y, state = hydra(*joined, mask=mask, causal=causal, state=state)
         return y.unflatten(-1, (v.shape[1], -1)).transpose(1, 2), state
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> HydraState:
+        k, v = (part.transpose(1, 2).flatten(-2) for part in (k, v))
+        return HydraState(hydra_terms(k, v, mask).sum(1))
+
+    def ask(self, q: Tensor, state: HydraState) -> Tensor:
+        y = hydra_read(q.transpose(1, 2).flatten(-2), state)
+        return y.unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
 
     def state_spec(self, batch: int) -> StateSpec:
         return StateSpec(HydraState, (batch, self.dim))

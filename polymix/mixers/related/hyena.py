@@ -66,7 +66,9 @@ class HyenaMixer(TokenMixer):
     """
 
     name = "hyena"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True)
+    capabilities = Capabilities(
+        causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, sequence="channels"
+    )
     config: HyenaConfig
     short_filter: Any
     filter: Any
@@ -82,6 +84,7 @@ class HyenaMixer(TokenMixer):
             recurrent=explicit and one_way,
             any_length=explicit,
             isolates_future=explicit and config.length <= MAX_DIRECT_TAPS and one_way,
+            sequence="channels",
         )
         self.in_proj = Dense(dim, (config.order + 1) * dim, config.bias, **kw)
         _add_filters(self, config, dim, **kw)
@@ -97,20 +100,18 @@ class HyenaMixer(TokenMixer):
             self.out_proj.weight *= INIT_STD * (1 if one_way else 0.5**0.5)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        if self.config.filter == "implicit" and x.shape[1] > self.config.length:
-            raise ShapeError(
-                "x", f"{x.shape[1]} tokens", f"at most length={self.config.length}, which the filters are scaled to",
-                "Build it with a larger length, or with filter='explicit' for any N.",
-            )  # fmt: skip
+        self.check_length(x.shape[1])
         if self.back is None:
             return self.scan(x, None, call.mask)[0]
-        u, p = self.in_proj(x), self.config.num_prefix_tokens
-        y = scan_order(u, call.mask, lambda u, real: self._branch(self, u, real, None)[0], backward=False, prefix=p)
-        other = scan_order(
-            u, call.mask, lambda u, real: self._branch(self.back, u, real, None)[0], backward=True, prefix=p
-        )
-        out: Tensor = self.out_proj(y + other)
+        out: Tensor = self.out_proj(self.of_channels(self.in_proj(x), call.mask, slice(None)))
         return out
+
+    def check_length(self, n: int) -> None:
+        """Raise ShapeError for more tokens than implicit filters are scaled to."""
+        if self.config.filter == "implicit" and n > self.config.length:
+            allowed = f"at most length={self.config.length}, which the filters are scaled to"
+            cure = "Build it with a larger length, or with filter='explicit' for any N."
+            raise ShapeError("x", f"{n} tokens", allowed, cure)
 
     def scan(self, x: Tensor, state: HyenaState | None, mask: Tensor | None) -> tuple[Tensor, HyenaState]:
         ends: list[HyenaState] = []
@@ -122,12 +123,35 @@ class HyenaMixer(TokenMixer):
 
         return self.out_proj(without_padding(x, mask, run)), ends[0]
 
-    def _branch(self, part: Any, u: Tensor, real: Tensor | None, state: HyenaState | None) -> tuple[Tensor, HyenaState]:
+    def of_channels(self, u: Tensor, mask: Tensor | None, channels: slice) -> Tensor:
+        """What W_out reads of some channels: for processes that share the channels of X W_in + b_in.
+
+        Args:
+            u: X W_in + b_in of all tokens, (B, N, (order + 1) d): those channels of x_0, …, x_{order-1} and v.
+            mask: (B, N), True for real tokens.
+            channels: which d of the D channels of each.
+        """
+        prefix = 0 if self.back is None else self.config.num_prefix_tokens
+
+        def direction(part: Any) -> Tensor:
+            run = lambda u, real: self._branch(part, u, real, None, channels)[0]  # noqa: E731
+            return scan_order(u, mask, run, backward=part is not self, prefix=prefix)
+
+        return direction(self) if self.back is None else direction(self) + direction(self.back)
+
+    def _branch(
+        self, part: Any, u: Tensor, real: Tensor | None, state: HyenaState | None, channels: slice = slice(None)
+    ) -> tuple[Tensor, HyenaState]:
         """The convolutions and gates of one direction, with the filters of `part`."""
-        n, short = u.shape[1], part.short_filter
-        u, seen = causal_conv(u, short.weight, short.bias, None if state is None else state.short)
-        *gates, v = u.chunk(self.config.order + 1, dim=-1)
-        taps, skip = part.filter(n), part.skip.view(self.dim, -1)
+        n, gated = u.shape[1], self.config.order + 1
+        weight, bias = (
+            None if p is None else p.unflatten(0, (gated, -1))[:, channels].flatten(0, 1)
+            for p in (part.short_filter.weight, part.short_filter.bias)
+        )
+        assert weight is not None
+        u, seen = causal_conv(u, weight, bias, None if state is None else state.short)
+        *gates, v = u.chunk(gated, dim=-1)
+        taps, skip = part.filter(n)[:, channels], part.skip.view(self.dim, -1)[channels]
         windows = []
         for s, gate in enumerate(reversed(gates[1:])):
             v = v * gate

@@ -15,7 +15,14 @@ from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import Counts, StateSpec
-from polymix.ops.related.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
+from polymix.ops.related.linear_attention import (
+    FEATURE_MAPS,
+    LinearState,
+    linear_attention,
+    linear_causal,
+    linear_pool,
+    linear_read,
+)
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
@@ -42,7 +49,9 @@ class LinearMixer(HeadsMixer):
     """
 
     name = "linear"
-    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, sequence="sum"
+    )
     config: LinearConfig
 
     def __init__(self, config: LinearConfig, dim: int, **kw: Any) -> None:
@@ -67,6 +76,15 @@ class LinearMixer(HeadsMixer):
         return (
             linear_causal(q, k, v, state=state, **options) if causal else (linear_attention(q, k, v, **options), None)
         )
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> LinearState:
+        k = FEATURE_MAPS[self.config.feature_map](k.to(accumulator(k.dtype)))
+        return linear_pool(k, v, mask=mask, normalize=self.config.normalize)
+
+    def ask(self, q: Tensor, state: LinearState) -> Tensor:
+        q = FEATURE_MAPS[self.config.feature_map](q.to(state.moments.dtype))
+        q = q if self.config.normalize else q * q.shape[-1] ** -0.5
+        return linear_read(q, state, normalize=self.config.normalize, eps=EPS)
 
     def state_spec(self, batch: int) -> StateSpec:
         d = self.dim // self.heads

@@ -54,7 +54,8 @@ class LocalMixer(TokenMixer):
     """
 
     name = "local"
-    capabilities = Capabilities(causal=True, values=True, masks=frozenset({"padding", "segments"}), recurrent=True)
+    capabilities = Capabilities(causal=True, values=True, masks=frozenset({"padding", "segments"}), recurrent=True,
+                                sequence="halo")  # fmt: skip
     config: LocalConfig
 
     def __init__(self, config: LocalConfig, dim: int, **kw: Any) -> None:
@@ -91,6 +92,9 @@ class LocalMixer(TokenMixer):
             return y
 
         return self.proj(without_padding(x, mask, run)), ends[0]
+
+    def halo(self) -> tuple[int, int]:
+        return self.config.window - 1, 0
 
     def _attend(
         self, x: Tensor, state: LocalState | None = None, ids: Tensor | None = None

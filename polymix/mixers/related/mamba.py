@@ -19,8 +19,8 @@ from polymix.mixers.config import ScanConfig
 from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.states import StateSpec
-from polymix.ops.related.selective_scan import selective_scan
+from polymix.mixers.states import Place, StateSpec, Summary
+from polymix.ops.related.selective_scan import selective_scan, selective_summary
 from polymix.ops.shared.sequences import causal_conv, next_window, scan_order, without_padding
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
@@ -33,6 +33,14 @@ class MambaState(NamedTuple):
 
     window: Tensor
     hidden: Tensor
+
+    def merge(self, later: MambaState, carry: Tensor | None = None) -> MambaState:
+        """The state after both parts of a sequence, if `later` continued from this window.
+
+        carry: what `later` has left of earlier states, (B, E, S).
+        """
+        hidden = later.hidden + (self.hidden if carry is None else carry * self.hidden)
+        return MambaState(later.window, hidden)
 
 
 class MambaMixer(TokenMixer):
@@ -60,7 +68,9 @@ class MambaMixer(TokenMixer):
     """
 
     name = "mamba"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True)
+    capabilities = Capabilities(
+        causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, sequence="scan"
+    )
     config: MambaConfig
 
     def __init__(self, config: MambaConfig, dim: int, **kw: Any) -> None:
@@ -122,6 +132,32 @@ class MambaMixer(TokenMixer):
             delta_softplus=True, mask=real, state=None if state is None else state.hidden,
         )  # fmt: skip
         return y, MambaState(next_window(seen, n, real), hidden)
+
+    @property
+    def memory(self) -> int:
+        return self.config.conv_kernel - 1
+
+    def summary(
+        self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: MambaState | None = None
+    ) -> Summary:
+        ends: list[MambaState] = []
+        carries: list[Tensor] = []
+        window = None if start is None else start.window
+
+        def run(x: Tensor, real: Tensor | None) -> Tensor:
+            layer, n = self.layer, x.shape[1]
+            u, seen = causal_conv(layer.in_proj(x).chunk(2, dim=-1)[0], layer.conv1d.weight, layer.conv1d.bias, window)
+            u = F.silu(u)
+            steps, B, _ = layer.x_proj(u).split(self.sizes, dim=-1)
+            hidden, carry = selective_summary(
+                u, F.linear(steps, layer.dt_proj.weight), _decay(layer), B, layer.dt_proj.bias, real
+            )
+            ends.append(MambaState(next_window(seen, n, real), hidden))
+            carries.append(carry)
+            return x
+
+        without_padding(x, mask, run)
+        return Summary(ends[0], carries[0])
 
     def time_steps(self, x: Tensor, *, backward: bool = False) -> Tensor:
         """Δ (B, N, E) for x (B, N, D). The closer Δ is to a constant, the closer the mixer is to a polynomial.

@@ -15,12 +15,20 @@ from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import Counts, StateSpec
-from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.related.linear_attention import (
+    LinearState,
+    linear_attention,
+    linear_causal,
+    linear_pool,
+    linear_read,
+)
 from polymix.ops.related.performer import (
     PerformerState,
     orthogonal_features,
     performer,
     performer_causal,
+    performer_pool,
+    performer_read,
     relu_features,
 )
 from polymix.structured.base import init_
@@ -49,7 +57,9 @@ class PerformerMixer(HeadsMixer):
     """
 
     name = "performer"
-    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, sequence="sum"
+    )
     config: PerformerConfig
     omega: Tensor
     draws: Tensor
@@ -95,6 +105,18 @@ class PerformerMixer(HeadsMixer):
         if causal:
             return linear_causal(q, k, v, mask=mask, state=state, eps=EPS)
         return linear_attention(q, k, v, mask=mask, eps=EPS), None
+
+    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> PerformerState | LinearState:
+        omega = self.omega.to(k.dtype)
+        if self.config.kernel == "softmax":
+            return performer_pool(k, v, omega, mask=mask)
+        return linear_pool(relu_features(k, omega), v, mask=mask)
+
+    def ask(self, q: Tensor, state: Any) -> Tensor:
+        omega = self.omega.to(q.dtype)
+        if self.config.kernel == "softmax":
+            return performer_read(q, state, omega)
+        return linear_read(relu_features(q, omega), state, eps=EPS)
 
     def state_spec(self, batch: int) -> StateSpec:
         shape = (batch, self.heads, self.features, self.dim // self.heads + 1)

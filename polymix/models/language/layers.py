@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from polymix.errors import StateError
+from polymix.errors import CapabilityError, StateError
 from polymix.mixers import MixerConfig, SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
+from polymix.mixers.mixer import is_shared
 from polymix.mixers.registry import missing_capability
 from polymix.models.language.config import PolymixConfig
 from polymix.models.language.growing import grow
@@ -46,12 +47,22 @@ class CausalLayer(nn.Module):
             with torch.no_grad():
                 self.conv[..., -1] = 1.0
 
+    @property
+    def unsplit(self) -> str | None:
+        """Why processes cannot share the sequence outside the mixer, or None if they can."""
+        return None if self.conv is None else f"a convolution of {self.taps} taps in front of a mixer (short_conv)"
+
     def again(self, **kw: Any) -> CausalLayer:
         """A fresh layer with the same options."""
         return CausalLayer(self.mixer.config, self.mixer.dim, self.index, self.taps, **kw)
 
     def forward(self, x: Tensor, layout: SequenceLayout, cache: Any = None) -> Tensor:
+        if is_shared(self.mixer) and (cache is None or layout.segments is not None):
+            return self.mixer(x, mask=layout.padding, causal=True, segments=layout.segments)
         if isinstance(self.mixer, SoftmaxMixer):
+            if is_shared(self.mixer):
+                got = "a cache of keys and values on several processes"
+                raise CapabilityError("past_key_values", got, "none beside softmax", "Pass use_cache=False.")
             return attend(self.mixer, x, layout, cache, self.index)
         if layout.segments is not None:
             return self._packed(x, layout.segments, layout.padding)

@@ -99,8 +99,8 @@ def _padding(mask: Any, batch: int, tokens: int) -> Tensor | None:
 
 
 def _packed(place: Tensor) -> Tensor | None:
-    """(B or 1, N) the sequence of each token, where positions that do not rise by one start a new one; None: one."""
-    ids = F.pad((place.diff(dim=1) != 1).cumsum(1), (1, 0))
+    """(B or 1, N) the sequence of each token, where positions that do not rise start a new one; None: one."""
+    ids = F.pad((place.diff(dim=1) < 1).cumsum(1), (1, 0))
     return None if holds((ids == 0).all(), "takes packed sequences by segment_ids alone") else ids
 
 

@@ -9,9 +9,18 @@ enum { IDENTITY, GELU, RELU, CLAMPED_LEAKY_RELU, SIGMOID, HARDSIGMOID, QUICK_GEL
 INLINE int quickly(int kind, int pairs) { return !pairs ? kind : kind == GELU ? QUICK_GELU : kind == SIGMOID ? QUICK_SIGMOID : kind; }
 
 INLINE vec choose(words where, vec a, vec b) { return (vec)(((words)a & where) | ((words)b & ~where)); }
+/* a < b ? then : other. Of the comparison in `choose`, gcc makes a register of ones by an instruction that waits for what was in it:
+   for the previous round of a loop. */
+INLINE vec where_less(vec a, vec b, vec then, vec other) {
+#ifdef __AVX512F__
+  return (vec)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ), (__m512)other, (__m512)then);
+#else
+  return choose((words)(a < b), then, other);
+#endif
+}
 INLINE vec bound(vec a, float low, float high) { /* NaN stays NaN */
-  a = choose((words)(a < low), all(low), a);
-  return choose((words)(a > high), all(high), a);
+  a = where_less(a, all(low), all(low), a);
+  return where_less(all(high), a, all(high), a);
 }
 
 INLINE float sum_of(vec v) { /* the sum of its lanes */
@@ -56,8 +65,8 @@ INLINE vec normal(vec z) { /* Φ(z) = 1/2 + z P(z²) / Q(z²), fitted on |z| ≤
   static const float below[] = {1.1802076959636285e-6f, 7.510123026236638e-5f, 1.9129687998949991e-3f,
                                 2.8940003991211386e-2f, 2.528334910946558e-1f, 1.0f};
   vec inside = 0.5f + z * (series(t, above, 6) * inverse(series(t, below, 6)));
-  inside = choose((words)(z > 5.6f), all(1.0f), inside);
-  return choose((words)(z < -5.6f), all(0.0f), inside);
+  inside = where_less(all(5.6f), z, all(1.0f), inside);
+  return where_less(z, all(-5.6f), all(0.0f), inside);
 }
 
 #ifdef __AVX512F__
@@ -112,8 +121,8 @@ INLINE vec quick_sigmoid(vec z) { return inverse(1.0f + power_of_e(-z)); }
 INLINE vec act(vec z, const int kind) {
   switch (kind) {
     case GELU: return z * normal(z);
-    case RELU: return choose((words)(z < 0.0f), all(0.0f), z);
-    case CLAMPED_LEAKY_RELU: return bound(choose((words)(z < 0.0f), 0.01f * z, z), -0.1f, 6.0f);
+    case RELU: return where_less(z, all(0.0f), all(0.0f), z);
+    case CLAMPED_LEAKY_RELU: return bound(where_less(z, all(0.0f), 0.01f * z, z), -0.1f, 6.0f);
     case SIGMOID: return inverse(1.0f + power_of_e(-z));
     case HARDSIGMOID: return bound(z + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
     case QUICK_GELU: return quick_gelu(z);

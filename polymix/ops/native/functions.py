@@ -40,6 +40,8 @@ FUNCTIONS: Mapping[str, str] = {
     "linear_powers": f"{_ROWS}; linear w: width, dim; {_MASK}; floats sums: batch, degree, width; s",
     "linear_powers_backward": f"floats grad: batch, degree, width; {_ROWS}; linear w: width, dim; {_MASK}; {_X_GRAD};"
     "floats? grad_w: width, dim; floats? grad_b: width; s",
+    "pom_pooled": f"{_ROWS}; linear poly: width, dim; linear gate: width, dim; linear proj: out, width;"
+    f"floats alpha: width, degree; {_MASK}; {_OUT}; gating; mean; s",
     "pom_causal": f"{_ROWS}; linear poly: width, dim; linear gate: width, dim; linear proj: out, width;"
     f"floats alpha: degree, width; {_MASK}; floats? start: batch, width; counts? seen: batch;"
     f"floats? end: batch, width; {_OUT}; gating; mean; s",
@@ -62,6 +64,8 @@ FUNCTIONS: Mapping[str, str] = {
     "qt_spread_backward": f"tokens grad: batch, tokens, out; {_ROWS}; linear w: dim, dim; floats moments: {_MOMENTS};"
     f"floats bounds: batch; linear last: out, dim; {_X_GRAD}; floats? grad_w: dim, dim; floats? grad_b: dim;"
     f"floats grad_m: {_MOMENTS}; floats? grad_last: out, dim; floats? grad_last_b: out; s",
+    "qt_whole": f"{_ROWS}; linear w: 3 * dim, dim; floats scale: 3, heads; {_MASK}; floats bounds: batch;"
+    f"linear last: out, dim; {_OUT}; s",
     "qt_causal": f"{_ROWS}; linear w: 3 * dim, dim; floats scale: heads, 3; {_MASK}; floats bounds: batch, tokens;"
     f"floats? start: {_MOMENTS}; floats? end: {_MOMENTS}; linear last: out, dim; {_OUT}; s",
     "decode_attention": "heads q: batch, heads, 1, width; heads k: batch, heads, tokens, width;"

@@ -45,6 +45,12 @@ def decayed_mean(terms: Tensor, times: Tensor, mask: Tensor | None, state: PomSt
     return mean, PomState(final[0][..., :-1].flatten(1), final[0][..., -1].clone())
 
 
+def decay_over(times: Tensor, count: Tensor | int, batch: int, dtype: torch.dtype) -> Tensor:
+    """λ^n after n real tokens, (B, heads): what they leave of earlier sums; count: (B, 1), or one for all rows."""
+    log_decay = -(-times.to(dtype)).exp()
+    return (log_decay * count).exp().expand(batch, -1)
+
+
 def _joined(state: PomState, heads: int) -> Tensor:
     """The state's sums with the weight appended, (B, heads, E / heads + 1)."""
     return torch.cat((state.total.unflatten(-1, (heads, -1)), state.count.unsqueeze(-1)), dim=-1)

@@ -46,6 +46,13 @@ class PomState(NamedTuple):
     total: Tensor  # (B, E) Σ_j Σ_p α_p ⊙ h_j^p, in float32 or wider
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
+    def merge(self, later: PomState, carry: Tensor | None = None) -> PomState:
+        """The state after both parts of a sequence; carry: what `later` has left of earlier sums, (B, heads)."""
+        if carry is None:
+            return PomState(self.total + later.total, self.count + later.count)
+        total = (self.total.unflatten(-1, (carry.shape[1], -1)) * carry.unsqueeze(-1)).flatten(1)
+        return PomState(total + later.total, self.count * carry + later.count)
+
 
 # -- polynomial terms of the context
 
@@ -253,9 +260,7 @@ def token_positions(
     if options.rotary is None:
         return None, None
     if grid is not None:
-        rows, columns = (torch.arange(size, device=x.device) for size in grid)
-        places = torch.cartesian_prod(rows, columns)  # (N, 2)
-        position = torch.cat((places.new_zeros(x.shape[1] - len(places), 2), places))
+        position = grid_positions(grid, x.shape[1], x.device)
         return position, position
     if context is not x:
         queries, keys = segments if isinstance(segments, tuple) else (None, None)
@@ -263,6 +268,12 @@ def token_positions(
     assert not isinstance(segments, tuple)
     position = positions(x.shape[1], mask, segments, x.device)
     return position, position
+
+
+def grid_positions(grid: tuple[int, ...], tokens: int, device: torch.device) -> Tensor:
+    """Rows and columns (N, 2) of tokens, the last of which lie on a grid; (0, 0) for those in front of it."""
+    places = torch.cartesian_prod(*(torch.arange(size, device=device) for size in grid))
+    return torch.cat((places.new_zeros(tokens - len(places), 2), places))
 
 
 def gate_totals(

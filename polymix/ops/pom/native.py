@@ -1,4 +1,4 @@
-"""PoM in C for the CPU: the pooled powers, forward and backward, and the causal form, forward only.
+"""PoM in C for the CPU: the pooled powers, forward and backward; the whole mixer and its causal form, forward only.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
@@ -17,6 +17,7 @@ from torch import Tensor
 from polymix.ops.native.arrays import (
     KINDS,
     Needs,
+    Sizes,
     as_read,
     dense,
     full,
@@ -28,6 +29,7 @@ from polymix.ops.native.arrays import (
 from polymix.ops.native.library import call
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights
 from polymix.ops.shared.blocks import output
+from polymix.ops.shared.tensors import Linear
 
 
 def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int) -> Tensor:
@@ -57,6 +59,26 @@ def powers_backward(
     return tuple(grads)
 
 
+def pooled(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:
+    """PoM with H over all tokens of x (B, N, D), or the real ones of mask (B, N), without gradients, in one call."""
+    sizes, maps = _sizes_and_maps(x, weights, options)
+    y = output(x)
+    call("pom_pooled", dense(x), *maps, full(weights.alpha), hidden(mask), y, *_gating(options), sizes)
+    return y
+
+
+def _sizes_and_maps(x: Tensor, weights: PomWeights, options: PomOptions) -> tuple[Sizes, list[Linear]]:
+    """The sizes of a whole PoM, and its maps as the kernels take them."""
+    linears, (width, degree) = (weights.poly, weights.gate, weights.proj), weights.alpha.shape
+    pairs = in_pairs(x, *(weight for weight, _ in linears))
+    sizes = sizes_of(x, width, out=x.shape[2], activation=options.activation, degree=degree, pairs=pairs)
+    return sizes, [as_read(linear, pairs) for linear in linears]
+
+
+def _gating(options: PomOptions) -> tuple[int, int]:
+    return KINDS.index(options.gate), int(options.reduction == "mean")
+
+
 def causal(
     x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None, state: PomState | None = None
 ) -> tuple[Tensor, PomState]:
@@ -65,14 +87,11 @@ def causal(
     x (B, N, D) with at least one token, mask (B, N) -> (B, N, D), and the state after the last token, in float32. The
     result does not depend on the number of threads, to the bit.
     """
-    pairs = in_pairs(x, weights.poly[0], weights.gate[0], weights.proj[0])
+    sizes, maps = _sizes_and_maps(x, weights, options)
     x, mask, alpha = dense(x), hidden(mask), full(weights.alpha.t())
-    maps = [as_read(linear, pairs) for linear in (weights.poly, weights.gate, weights.proj)]
-    (batch, n, dim), (degree, width), y = x.shape, alpha.shape, output(x)
+    (batch, n), y = x.shape[:2], output(x)
     start, seen = (None, None) if state is None else (full(state.total), state.count.contiguous())
-    end = x.new_empty(batch, width, dtype=torch.float32)
-    sizes = sizes_of(x, width, out=dim, activation=options.activation, degree=degree, pairs=pairs)
-    gating, mean = KINDS.index(options.gate), int(options.reduction == "mean")
-    call("pom_causal", x, *maps, alpha, mask, start, seen, end, y, gating, mean, sizes)
+    end = x.new_empty(batch, sizes.width, dtype=torch.float32)
+    call("pom_causal", x, *maps, alpha, mask, start, seen, end, y, *_gating(options), sizes)
     count = torch.full((batch,), n, device=x.device) if mask is None else mask.sum(1)
     return y, PomState(end, count if seen is None else count + seen)

@@ -1,5 +1,5 @@
-/* PoM: the pooled powers of a linear map of the tokens, forward and backward, and the complete causal form, forward only.
-   The outputs of the map never leave the cache.
+/* PoM: the pooled powers of a linear map of the tokens, forward and backward; the whole mixer, and its causal form, forward
+   only. The outputs of the maps never leave the cache.
 
    Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
    over the blocks, in a fixed order, so they do not depend on the number of threads. The gradients of weights are summed as
@@ -121,6 +121,44 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   }
   free(whole);
   return 0;
+}
+
+/* ---- without gradients: powers and the gated output (gated.c) in one call ---- */
+
+int linear_gated(const Tokens *x, const Linear *w, const float *gate, const float *p, const Linear *last, const Tokens *y,
+                 const Sizes *s);
+
+/* The real tokens of sample b, at least 1. */
+static float count_real(const uint8_t *mask, int64_t b, const Sizes *s) {
+  int64_t count = mask ? 0 : s->tokens;
+  for (int64_t n = 0; mask && n < s->tokens; n++) count += mask[b * s->tokens + n];
+  return (float)most(count, 1);
+}
+
+/* y = W_o [gate(W_s x_i + b_s) ⊙ H] + b_o, where H is the sum or the mean of Σ_p α_p ⊙ h(W_h x_j + b_h)^p over the real tokens j;
+   α is (width, degree). */
+int pom_pooled(const Tokens *x, const Linear *poly, const Linear *gate, const Linear *proj, const float *alpha,
+               const uint8_t *mask, const Tokens *y, int gating, int mean, const Sizes *s) {
+  int64_t each = s->degree * s->width;
+  float *sums = reserve(s->batch * (each + s->width)), *pooled = sums + s->batch * each;
+  int64_t own = scratch_bytes;
+  if (!sums) return 1;
+  int failed = linear_powers(x, poly, mask, sums, s);
+  own += scratch_bytes;
+  for (int64_t b = 0; b < s->batch && !failed; b++) {
+    float count = mean ? count_real(mask, b, s) : 1.0f;
+    for (int64_t c = 0; c < s->width; c++) {
+      float sum = 0.0f;
+      for (int64_t p = 0; p < s->degree; p++) sum += sums[b * each + p * s->width + c] * alpha[c * s->degree + p];
+      pooled[b * s->width + c] = sum / count;
+    }
+  }
+  Sizes output = *s;
+  output.kind = gating;
+  failed = failed || linear_gated(x, gate, pooled, NULL, proj, y, &output);
+  scratch_bytes = most(own, scratch_bytes);
+  free(sums);
+  return failed;
 }
 
 /* ---- causal: one pass, in which the terms, their running sums and the gate never leave the cache ---- */

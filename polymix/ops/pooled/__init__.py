@@ -11,6 +11,7 @@ from polymix.ops.dispatch import KERNELS, choose
 from polymix.ops.gated import gated
 from polymix.ops.operator import Operator
 from polymix.ops.pooled import blocked, eager
+from polymix.ops.shared.activations import sigma as apply_sigma
 from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, autocast_dtype, count_real, project, scaled_linear, share
@@ -112,6 +113,21 @@ class PolyNlWeights(NamedTuple):
         return self.merged or (self.out[0] @ weight, None if bias is None else F.linear(bias, *self.out))
 
 
+def poly_sa_summary(x: Tensor, qkv: Linear, p_2: Tensor | None, *, mask: Tensor | None = None) -> Tensor:
+    """The sum of p_2 ⊙ K ⊙ V over the real tokens of x (B, N, D), (B, D) in float32 or wider; see `poly_sa`."""
+    return linear_pairs(x, *share(qkv, x.shape[-1], 3 * x.shape[-1]), p_2, mask, impl="eager")
+
+
+def poly_sa_read(
+    x: Tensor, pooled: Tensor, count: Tensor, qkv: Linear, proj: Linear, p_1: Tensor | None, *, heads: int, sigma: str
+) -> Tensor:
+    """What `poly_sa` gives for tokens x of a whole; pooled: its p_2ᵀ(K ⊙ V) (B, D); count: its real tokens (B)."""
+    gate = (
+        apply_sigma(pooled.unflatten(-1, (heads, -1)), sigma).masked_fill((count == 0)[:, None, None], 0.0).flatten(1)
+    )
+    return gated(x, share(qkv, 0, x.shape[-1]), gate, proj, "identity", p=p_1, impl="eager")
+
+
 def poly_nl(
     x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None,
     values: Tensor | None = None, impl: str = "auto",
@@ -156,13 +172,37 @@ def poly_nl(
         other, width = values if weights.into is None else F.linear(values, *weights.into), inner.shape[-1]
         parts[1] = F.linear(other, *share(weights.product, width, 2 * width))
     mean = mean_over_tokens(parts[0], mask, parts[1] if len(parts) > 1 else None, impl=impl)
+    return _gated_by_mean(x, inner, mean, parts[2] if order == "2+3" else None, weights, impl)
+
+
+def poly_nl_summary(x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None) -> Tensor:
+    """The sum of X W_1 ⊙ X W_2 over the real tokens of x (B, N, D), (B, E) in float32 or wider; see `poly_nl`."""
+    inner = x if weights.into is None else F.linear(x, *weights.into)
+    width = inner.shape[-1]
+    if order == 2:
+        return eager.product(F.linear(inner, *weights.product).unsqueeze(2), None, None, mask).squeeze(1)
+    return linear_pairs(inner, *share(weights.product, 0, 2 * width), None, mask, impl="eager")
+
+
+def poly_nl_read(x: Tensor, mean: Tensor, weights: PolyNlWeights, *, order: int | str = 3) -> Tensor:
+    """What `poly_nl` gives for tokens x of a whole whose mean of X W_1 ⊙ X W_2 is `mean` (B, E)."""
+    inner = x if weights.into is None else F.linear(x, *weights.into)
+    width = inner.shape[-1]
+    extra = F.linear(inner, *share(weights.product, 2 * width, 3 * width)) if order == "2+3" else None
+    return _gated_by_mean(x, inner, mean.unsqueeze(1), extra, weights, "eager")
+
+
+def _gated_by_mean(
+    x: Tensor, inner: Tensor, mean: Tensor, extra: Tensor | None, weights: PolyNlWeights, impl: str
+) -> Tensor:
+    """αX + βY from the mean (B, 1, E); extra: X W_p, which multiplies X."""
     last = weights.merged or weights.proj
     if impl == "triton":
         y = F.linear(gate_tokens(inner.unsqueeze(2), mean, None, impl=impl).squeeze(2), *last)
     else:
         y = scaled_linear(inner, mean.to(inner.dtype), *last)
-    if order == "2+3":
-        y = y + parts[2] * inner
+    if extra is not None:
+        y = y + extra * inner
     if weights.out is not None and weights.merged is None:
         y = F.linear(y, *weights.out)
     return weights.alpha * x + weights.beta * y
@@ -185,5 +225,5 @@ def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None
 
 __all__ = [
     "PolyNlWeights", "gate_tokens", "linear_pairs", "linear_scaled", "mean_over_tokens", "moments", "poly_nl",
-    "poly_sa", "pooled_product",
+    "poly_nl_read", "poly_nl_summary", "poly_sa", "poly_sa_read", "poly_sa_summary", "pooled_product",
 ]  # fmt: skip

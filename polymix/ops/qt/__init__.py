@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops import decode
-from polymix.ops.dispatch import choose, without_gradients
+from polymix.ops.dispatch import choose, in_one_call, without_gradients
 from polymix.ops.operator import Operator
 from polymix.ops.qt import blocked, eager, native
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
@@ -124,6 +124,8 @@ def qt(
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
         assert weights.scale is not None
+        if context is x and in_one_call(impl):
+            return native.whole(x, *weights, mask, options.heads, options.order)
         sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
         moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
         count = mask.sum(1) if mask is not None else torch.full(x.shape[:1], context.shape[1], device=x.device)
@@ -167,6 +169,31 @@ def _attend(
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_query(q, moments, scale, form, order, impl=impl)
         return eager.quotient(weighted, eager.least(seen_by_all(k, mask), weighted.dtype)).to(q.dtype)
+
+
+def qt_summary(
+    k: Tensor, v: Tensor, *, form: str, order: int = 2, scale: Tensor | None = None, mask: Tensor | None = None,
+    impl: str = "auto",
+) -> QtState:  # fmt: skip
+    """What `qt_attention` needs of its keys and values; arguments as there."""
+    with without_autocast(k.device):
+        moments = qt_moments(k, v, scale, mask, form, order, impl=_impl_of_heads(k, v, scale, impl))
+    return QtState(moments, seen_by_all(k, mask).flatten().expand(k.shape[0]).clone())
+
+
+def qt_read(
+    q: Tensor, state: QtState, *, form: str, order: int = 2, scale: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    """What `qt_attention` gives to queries that see all tokens of `state`; arguments as there."""
+    with without_autocast(q.device):
+        weighted = qt_query(q, state.moments, scale, form, order, impl=_impl_of_heads(q, q, scale, impl))
+        return eager.quotient(weighted, eager.least(state.count[:, None, None, None], weighted.dtype)).to(q.dtype)
+
+
+def _impl_of_heads(q: Tensor, v: Tensor, scale: Tensor | None, impl: str) -> str:
+    named = impl if impl in ("eager", "triton") else "auto"  # the sums have no other implementation
+    unsupported = {**_PROJECTING, "triton": _WIDTH_LIMIT if q.shape[-1] > MAX_WIDTH else None}
+    return choose("qt", named, (q, v, scale), unsupported)
 
 
 def qt_chunk(
@@ -267,5 +294,5 @@ def _too_wide(dim: int, options: QtOptions) -> str | None:
 
 __all__ = [
     "GUARD", "QtOptions", "QtState", "QtWeights", "feature_size", "qt", "qt_attention", "qt_causal", "qt_chunk",
-    "qt_continue", "qt_moments", "qt_pool", "qt_query", "qt_spread",
+    "qt_continue", "qt_moments", "qt_pool", "qt_query", "qt_read", "qt_spread", "qt_summary",
 ]  # fmt: skip

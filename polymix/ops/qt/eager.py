@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.shared.causal_sums import causal_sums, chunk_size, first_tokens, hide, in_chunks
+from polymix.ops.shared.symmetric import symmetric_power
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 GUARD = 1e-3  # the denominator is at least GUARD times the number of tokens seen
@@ -19,6 +20,10 @@ class QtState(NamedTuple):
 
     moments: Tensor  # (B, heads, F, d + 1), in float32 or wider
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
+
+    def merge(self, later: QtState, carry: Tensor | None = None) -> QtState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return QtState(self.moments + later.moments, self.count + later.count)
 
 
 def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = None) -> Tensor:
@@ -47,9 +52,7 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
     x = x * d**-0.25
     parts = [one, x]
     if order == 2:
-        row, column = torch.triu_indices(d, d, device=x.device)
-        weight = torch.ones_like(row, dtype=x.dtype).masked_fill(row == column, 0.5**0.5)
-        parts.append(x[..., row] * x[..., column] * weight)  # x_i²/√2 once, x_i x_j for i < j
+        parts.append(symmetric_power(x * 0.5**0.25, 2))  # x_i²/√2 once, x_i x_j for i < j
     return torch.cat(parts[: order + 1], dim=-1)
 
 

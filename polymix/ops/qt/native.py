@@ -1,4 +1,5 @@
-"""QT's compact form in C for the CPU: pooling and querying, forward and backward; the causal form, forward only.
+"""QT's compact form in C for the CPU: pooling and querying, forward and backward; the causal form, and both in
+one call, forward only.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
 x. Where `arrays.in_pairs` says so, the processor multiplies bfloat16 and sums in float32: products of tokens lose
@@ -98,6 +99,21 @@ def spread_backward(
     call("qt_spread_backward", grad, x, inner, moments, least, outer, grad_x, grad_w, grad_b, grad_m, grad_last,
          grad_last_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b
+
+
+def whole(
+    x: Tensor, qkv: Linear, proj: Linear, scale: Tensor, mask: Tensor | None, heads: int, order: int
+) -> Tensor:  # fmt: skip
+    """QT of all tokens of x (B, N, D), or the real ones of mask (B, N), without gradients, in one call.
+
+    The other arguments are those of `causal`; the order may be 0, too.
+    """
+    sizes = _sizes(x, qkv[0], heads, order, proj[0], proj[0].shape[0])
+    counts = x.new_full((x.shape[0],), x.shape[1], dtype=torch.float32) if mask is None else mask.sum(1)
+    y = output(x, sizes.out)
+    call("qt_whole", dense(x), as_read(qkv, sizes.pairs), full(scale), hidden(mask), least(counts, torch.float32),
+         as_read(proj, sizes.pairs), y, sizes)  # fmt: skip
+    return y
 
 
 def causal(

@@ -5,6 +5,8 @@
    are added in a fixed order; the gradients of weights are summed as gradients.h says. Heads are padded with zeros to whole
    vectors. */
 
+#include <math.h>
+
 #include "functions.h"
 #include "moments.h"
 
@@ -212,6 +214,33 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   }
   free(whole);
   return 0;
+}
+
+/* ---- without gradients: both in one call ---- */
+
+/* W holds W_q, W_k and W_v; the moments are multiplied by γ², β² (4/d)^½ and α² of their powers, for scale (3, heads): α, β, γ. */
+int qt_whole(const Tokens *x, const Linear *w, const float *scale, const uint8_t *mask, const float *bounds, const Linear *last,
+             const Tokens *y, const Sizes *s) {
+  Heads g = heads_of(s);
+  int64_t rows = 1 + g.order * g.each, size = rows * (g.each + 1);
+  float *moments = reserve(s->batch * g.number * size);
+  int64_t own = scratch_bytes;
+  if (!moments) return 1;
+  Linear of_queries = {w->weight, w->bias, s->dim, w->in}, rest = {.out = 2 * s->dim, .in = w->in};
+  rest.weight = weight_at(w, s->dim * w->in, s->pairs), rest.bias = w->bias ? w->bias + s->dim : NULL;
+  int failed = qt_pool(x, &rest, mask, moments, s);
+  own += scratch_bytes;
+  for (int64_t item = 0; item < s->batch * g.number && !failed; item++) {
+    const float *of_head = scale + item % g.number;
+    float alpha = of_head[0], beta = of_head[g.number], gamma = of_head[2 * g.number], root = 2.0f / sqrtf(g.each);
+    float by[] = {gamma * gamma, root * (beta * beta), alpha * alpha}, *to = moments + item * size;
+    for (int64_t r = 0; r < rows; r++, to += g.each + 1)
+      for (int64_t c = 0; c <= g.each; c++) to[c] *= by[r ? 1 + (r - 1) / g.each : 0];
+  }
+  failed = failed || qt_spread(x, &of_queries, moments, bounds, last, y, s);
+  scratch_bytes = most(own, scratch_bytes);
+  free(moments);
+  return failed;
 }
 
 /* The gradients of x, W, b, moments, W_o and b_o for grad (batch, tokens, out). That of the moments must not be NULL. */

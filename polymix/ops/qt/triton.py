@@ -18,10 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from polymix.ops.qt.eager import feature_size
+from polymix.ops.shared.triton_functions import precision
 
 PROGRAMS = 512  # the number of programs that pooling aims for: several per multiprocessor of the largest GPUs
 FEATURES = 64  # features held in registers at a time
-WARPS = 8  # of a program: with 4, the tiles do not fit in the registers of a thread
+THREADS = 256  # of a program: with 128, the tiles do not fit in the registers of a thread
 COLUMNS_PER_PROGRAM = 64  # columns of the gradient of x that one program computes: a whole head of the usual size
 
 
@@ -172,6 +173,12 @@ def _pull(rows, last, moments, f, inside, D: tl.constexpr, BLOCK_D: tl.constexpr
     return tl.dot(rows, body, input_precision=PRECISION) + last[:, None] * tail[None, :]
 
 
+@triton.jit
+def _sum_of_all(x):
+    """The sum of a tile, (1). By sums that keep the tile's axes: Triton 3.7 fails on two others for sm_100."""
+    return tl.sum(tl.sum(x, 1, keep_dims=True), 0)
+
+
 @triton.jit(do_not_specialize=["n", "span", "blocks"])
 def _pull_kernel(
     x, x_b, x_h, x_n, x_d, rows, r_b, r_h, r_n, r_d, mask, mask_b, mask_n, moments, m_row, m_part, weights,
@@ -221,13 +228,13 @@ def _pull_kernel(
         grad_w0 = tl.sum(tl.sum(constant, 1) + last * tl.load(moments + D), 0)
         grad_w += (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * 3
         tl.store(grad_w, tl.where(tl.program_id(1) == 0, grad_w0, 0.0))  # counted once, by the first block of columns
-        tl.store(grad_w + 1, tl.sum(tl.sum(grad_w1, 1), 0))
-        tl.store(grad_w + 2, tl.sum(tl.sum(grad_w2, 1), 0))
+        tl.store(grad_w + 1 + tl.arange(0, 1), _sum_of_all(grad_w1))
+        tl.store(grad_w + 2 + tl.arange(0, 1), _sum_of_all(grad_w2))
 
 
-def precision(x: Tensor) -> str:
-    """The precision of tl.dot: with 16 bits, tf32, whose 11 bits hold an entry whole, and a square to 5e-4."""
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+def warps() -> int:
+    """The warps of a program. Those of AMD's cards for servers have 64 threads."""
+    return THREADS // (32 if torch.version.hip is None else 64)
 
 
 def block_d(d: int) -> int:
@@ -272,7 +279,7 @@ def write_moments(
     _moments_kernel[(batch * heads * parts * triton.cdiv(size, FEATURES),)](
         x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), weights, out, out.stride(1), heads, n, span, parts,
         D=d, F=size, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=32, BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=WARPS,
+        BLOCK_N=32, BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
 
 
@@ -287,7 +294,7 @@ def write_query(
         x, *x.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2), weights, base, out,
         heads, n, span, blocks,
         D=d, F=moments.shape[3], FULL=form == "full", LAST=out.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=block_n(x), BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=WARPS,
+        BLOCK_N=block_n(x), BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     return out
 
@@ -311,7 +318,7 @@ def pulled_back(
         x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2),
         weights, base, out, grad_w, heads, n, span, blocks,
         D=d, ORDER=order, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
-        BLOCK_N=block_n(x), BLOCK_J=width, BLOCK_D=block_d(d), num_warps=WARPS,
+        BLOCK_N=block_n(x), BLOCK_J=width, BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     return out, grad_w
 

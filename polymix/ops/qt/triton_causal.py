@@ -14,7 +14,6 @@ from torch import Tensor
 
 from polymix.ops.qt.eager import feature_size
 from polymix.ops.qt.triton import (
-    WARPS,
     block_d,
     block_n,
     degree_weights,
@@ -24,15 +23,15 @@ from polymix.ops.qt.triton import (
     load_tile,
     mask_arguments,
     own_tokens,
-    precision,
     pulled_back,
+    warps,
     weights_of,
     write_moments,
     write_query,
 )
+from polymix.ops.shared.triton_functions import precision
 
 CHUNK = 128  # tokens in a chunk, whose pairs are computed directly; F (d + 1) moments are stored per chunk
-SMALL = 32  # tokens in a tile where three gradients are held at once
 ENTRIES_PER_PROGRAM = 256  # entries of the moments that one program of the running sum processes
 
 
@@ -174,6 +173,11 @@ def _inside_backward_kernel(
     tl.store(grad_v + place, passed, mask=written)
 
 
+def _small(x: Tensor) -> int:
+    """Tokens in a tile where three gradients are held at once: in float32, more do not fit in a thread's registers."""
+    return 16 if x.dtype == torch.float32 else 32
+
+
 def _running(slots: Tensor, reverse: bool) -> None:
     """Replace slots (B, h, chunks + 1, F, d + 1) by their running sum over the chunks.
 
@@ -223,7 +227,7 @@ def causal(
     _inside_kernel[(batch * heads * blocks,)](
         q, *q.stride(), k, *k.stride(), v, *v.stride(), *mask_arguments(mask), weights, weighted, heads, n, blocks,
         D=d, ORDER=order, FULL=form == "full", PRECISION=precision(q),
-        SPAN=CHUNK, BLOCK_N=block_n(q), BLOCK_D=block_d(d), num_warps=WARPS,
+        SPAN=CHUNK, BLOCK_N=block_n(q), BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     write_query(weighted, q, before, CHUNK, form, weights, base=weighted)
     return weighted, before[:, :, -1].clone()
@@ -235,7 +239,7 @@ def causal_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of q, k, v, `scale` and `start` (None if not given), for the gradients of both results."""
     (batch, heads, n, d), dtype = q.shape, torch.float32
-    weights, blocks = degree_weights(scale, d), triton.cdiv(n, SMALL)
+    weights, blocks = degree_weights(scale, d), triton.cdiv(n, _small(q))
     before = _before(k, v, form, order, weights, mask, start)
     after = torch.empty(before.shape, dtype=dtype, device=q.device)  # the gradient of each chunk's moments
     after[:, :, -1] = grad_end
@@ -250,7 +254,7 @@ def causal_backward(
         grad_weighted, *grad_weighted.stride(), q, *q.stride(), k, *k.stride(), v, *v.stride(), *mask_arguments(mask),
         weights, *direct, grad_w, heads, n, blocks,
         D=d, ORDER=order, FULL=form == "full", PRECISION=precision(q),
-        SPAN=CHUNK, BLOCK_N=SMALL, BLOCK_D=block_d(d), num_warps=WARPS,
+        SPAN=CHUNK, BLOCK_N=_small(q), BLOCK_D=block_d(d), num_warps=warps(),
     )  # fmt: skip
     grad_q, q_w = pulled_back(q, grad_weighted, before, CHUNK, form, order, weights, base=direct[0])
     grad_k, k_w = pulled_back(k, v, after[:, :, 1:], CHUNK, form, order, weights, mask, base=direct[1])

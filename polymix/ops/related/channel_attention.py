@@ -17,6 +17,10 @@ class HydraState(NamedTuple):
 
     total: Tensor  # (B, D), in float32 or wider
 
+    def merge(self, later: HydraState, carry: Tensor | None = None) -> HydraState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return HydraState(self.total + later.total)
+
 
 def hydra(
     q: Tensor,
@@ -42,9 +46,7 @@ def hydra(
         (B, M, D) in the dtype of v, and the state after the last token. Cost: O((M + N) D) elementwise operations.
     """
     dtype = accumulator(v.dtype)
-    weighted = F.normalize(k.to(dtype), dim=-1) * v.to(dtype)
-    if mask is not None:
-        weighted = weighted.masked_fill(~mask.unsqueeze(-1), 0.0)
+    weighted = hydra_terms(k, v, mask)
     if causal:
         start = torch.zeros_like(weighted[:, :1]) if state is None else state.total[:, None]
         total = torch.cat((start, weighted), dim=1).cumsum(1)[:, 1:]
@@ -52,6 +54,18 @@ def hydra(
         total = weighted.sum(1, keepdim=True)
     y = F.normalize(q.to(dtype), dim=-1) * total
     return y.to(v.dtype), HydraState(total[:, -1].clone())
+
+
+def hydra_terms(k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """k_j / |k_j| ⊙ v_j, (B, N, D) in float32 or wider; zero at padding."""
+    dtype = accumulator(v.dtype)
+    weighted = F.normalize(k.to(dtype), dim=-1) * v.to(dtype)
+    return weighted if mask is None else weighted.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def hydra_read(q: Tensor, state: HydraState) -> Tensor:
+    """What `hydra` gives to queries that see all tokens of `state`, in the dtype of the state."""
+    return F.normalize(q.to(state.total.dtype), dim=-1) * state.total[:, None]
 
 
 def cross_covariance(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, *, mask: Tensor | None = None) -> Tensor:

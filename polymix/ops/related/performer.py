@@ -30,6 +30,15 @@ class PerformerState(NamedTuple):
     top: Tensor  # (B, heads, m), in float32 or wider
     sums: Tensor  # (B, heads, m, d + 1)
 
+    @staticmethod
+    def blank() -> tuple[float, float]:
+        """The entries of the state of no tokens."""
+        return LOG_ZERO, 0.0
+
+    def merge(self, later: PerformerState, carry: Tensor | None = None) -> PerformerState:
+        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
+        return _join(self, later)
+
 
 def orthogonal_features(count: int, d: int, generator: torch.Generator) -> Tensor:
     """Draw ω (count, d), in float64 on the CPU: normal rows that are orthogonal within each block of d rows."""
@@ -83,13 +92,23 @@ def performer(q: Tensor, k: Tensor, v: Tensor, omega: Tensor, *, mask: Tensor | 
         (B, h, M, d) in the dtype of v, computed in float32 or wider. Cost: (M + N) m (2 d + 1) multiply-adds per
         head.
     """
-    with without_autocast(q.device):
+    return performer_read(q, performer_pool(k, v, omega, mask=mask), omega).to(v.dtype)
+
+
+def performer_pool(k: Tensor, v: Tensor, omega: Tensor, *, mask: Tensor | None = None) -> PerformerState:
+    """What `performer` needs of its keys and values; arguments as there."""
+    with without_autocast(k.device):
         b, values = _keys(k, v, omega, mask)
-        top = b.detach().amax(2, keepdim=True)  # (B, h, 1, m)
-        sums = (b - top).exp().transpose(-1, -2) @ values
-        a = _logarithms(q, omega) + top
-        weighted = (a - a.detach().amax(-1, keepdim=True)).exp() @ sums
-        return _divide(weighted).to(v.dtype)
+        top = b.detach().amax(2)  # (B, h, m)
+        return PerformerState(top, (b - top.unsqueeze(2)).exp().transpose(-1, -2) @ values)
+
+
+def performer_read(q: Tensor, state: PerformerState, omega: Tensor) -> Tensor:
+    """What `performer` gives to queries that see all tokens of `state`, in the dtype of the state."""
+    with without_autocast(q.device):
+        a = _logarithms(q, omega) + state.top.unsqueeze(2)
+        weighted = (a - a.detach().amax(-1, keepdim=True)).exp() @ state.sums
+        return _divide(weighted)
 
 
 def performer_causal(

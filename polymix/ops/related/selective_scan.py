@@ -81,6 +81,25 @@ def selective_scan(
     return y.to(u.dtype), h
 
 
+def selective_summary(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, delta_bias: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """h after the last token from zeros, and what the tokens leave of an earlier h, exp(Σ Δ A): (B, D, S) each.
+
+    Arguments as in `selective_scan` with `delta_softplus`. Cost: its third, for it has no outputs and no scan: every
+    token enters with the decay of those behind it.
+    """
+    dtype = accumulator(u.dtype)
+    with without_autocast(u.device):
+        u, B, A, step = (part.to(dtype) for part in (u, B, A, F.softplus(delta.to(dtype) + delta_bias.to(dtype))))
+        if mask is not None:
+            step = step.masked_fill(~mask.unsqueeze(-1), 0.0)
+        whole = step.sum(1, keepdim=True)
+        behind = F.pad(step[:, 1:], (0, 0, 0, 1)).flip(1).cumsum(1).flip(1)  # Σ of the steps after each token
+        weights = (behind.unsqueeze(-1) * A).exp() * (step * u).unsqueeze(-1)  # (B, N, D, S)
+        return (weights * B.unsqueeze(2)).sum(1), (whole.transpose(1, 2) * A).exp()
+
+
 def _block(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """y without the skip connection and the gate, and the last state."""
 

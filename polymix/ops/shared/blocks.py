@@ -53,6 +53,11 @@ def slower_than_pytorch(x: Tensor) -> str | None:
     return "is slower here: these kernels lack the bfloat16 products of this processor"
 
 
+def multiplies_by_avx512(x: Tensor) -> bool:
+    """Whether products of x are those of AVX512_BF16."""
+    return AVX512_BF16 and not AMX and (autocast_dtype(x.device) or x.dtype) == torch.bfloat16
+
+
 def computed_in(x: Tensor) -> torch.dtype:
     """The dtype in which a blocked implementation computes its products for x."""
     return x.dtype if x.dtype in fast_types() else torch.float32

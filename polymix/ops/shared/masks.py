@@ -86,6 +86,25 @@ def dense_mask(
     return visible
 
 
+def rows_of_mask(
+    places: Tensor, n: int, mask: Tensor | None, causal: int, segments: Segments | None
+) -> Tensor | None:  # fmt: skip
+    """The rows `places` (M) of `dense_mask` of one sequence of n tokens, without the others. Cost: M n."""
+    visible = None if mask is None else mask[:, None, :]
+    if isinstance(segments, Tensor):
+        same = segments[:, places, None] == segments[:, None, :]
+        visible = same if visible is None else visible & same
+    if causal:
+        ids = segments if isinstance(segments, Tensor) else None
+        block = (
+            positions(n, mask, ids, places.device) // causal if causal > 1 else torch.arange(n, device=places.device)
+        )
+        past = block[..., None, :] <= block[..., places, None]
+        past = past if past.ndim == 3 else past[None]
+        visible = past if visible is None else visible & past
+    return visible
+
+
 class Ranges(NamedTuple):
     """What each query sees, as ranges of the tokens sorted by segment: query i sees start[i] … stop[i] - 1."""
 

@@ -1,10 +1,12 @@
-"""Functions for use inside Triton kernels: activations and polynomials, each with its derivative."""
+"""What Triton kernels share: activations and polynomials, each with its derivative, and how a card multiplies."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -62,3 +64,13 @@ def polynomial(x, alpha, stride, inside, DEGREE: tl.constexpr):
         slope = inner + x * slope
         value = x * inner
     return value, slope
+
+
+def precision(x: Tensor) -> str:
+    """The precision of tl.dot: with 16 bits, tf32, whose 11 bits hold an entry whole, and a square to 5e-4.
+
+    AMD's matrix cores multiply float32 as it is; Triton has no tf32x3 for them, and tf32 for one generation only.
+    """
+    if torch.version.hip is not None:
+        return "ieee"
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"

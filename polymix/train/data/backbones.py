@@ -49,3 +49,12 @@ def places_of_maps(name: str, strides: Sequence[int], **options: Any) -> tuple[i
     except RuntimeError:  # it reads values, which the meta device does not have
         pass
     return tuple(model.feature_info.out_indices[reductions.index(stride)] for stride in strides)
+
+
+def freeze_start(backbone: Any) -> None:
+    """The stem and first stage of a model of timm that returns maps do not learn, as DETR and Mask R-CNN have it."""
+    levels = backbone.feature_info.module_name()
+    stages = tuple(form for level in levels[1:] for form in (f"{level}.", f"{level.replace('.', '_')}."))
+    for name, parameter in backbone.named_parameters():
+        if not name.startswith(stages):
+            parameter.requires_grad_(False)

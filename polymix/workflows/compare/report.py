@@ -182,19 +182,19 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> Figure:
-    """A point for each mixer, with the range over seeds, and the Pareto front where it has two points or more."""
+    """A point for each mixer, with the range over seeds if there are more than one, and the Pareto front."""
     figure = Figure(figsize=(PHONE_WIDTH, 4.6) if narrow else (7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     scope, look, score = timed(content), looks(content), scores(content)
     (name, more, unit), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
-    scale = 100 if unit == "%" else 1
+    scale, several = 100 if unit == "%" else 1, content["settings"]["seeds"] > 1
     points = {m: (table[m][n], scale * s.mean) for m, s in score.items() if m in table and n in table[m]}
     front = pareto({m: (x, y if more else -y) for m, (x, y) in points.items()})
     if len(front) > 1:
         steps: dict[str, Any] = {"drawstyle": "steps-post", "color": LIGHT["front"], "zorder": 1}
         axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
     for mixer, (x, y) in points.items():
-        spread = [[y - scale * score[mixer].low], [scale * score[mixer].high - y]]
+        spread = [[y - scale * score[mixer].low], [scale * score[mixer].high - y]] if several else None
         its = {key: value for key, value in look[mixer].items() if key in ("color", "marker")}
         axes.errorbar(x, y, yerr=spread, capsize=3, linestyle="none", markersize=7, label=mixer, **its)
     axes.set_xscale("log")
@@ -207,7 +207,8 @@ def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> F
     low = axes.get_ylim()[0]
     starts = f"\naxis from {low:.0f} %, not 0" if unit and low > 1 else ""
     test = "test " if unit else ""
-    axes.set_ylabel(f"{test}{spelled(name)}{unit}{'' if narrow else ' (bar: range over seeds)'}{starts}")
+    bar = " (bar: range over seeds)" if several and not narrow else ""
+    axes.set_ylabel(f"{test}{spelled(name)}{', ' * bool(unit)}{unit}{bar}{starts}")
     if narrow:
         legend_below(figure, axes)
     else:

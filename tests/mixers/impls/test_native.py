@@ -235,6 +235,23 @@ def test_auto_takes_kernels_that_multiply_bf16(case, processor, monkeypatch):
             assert polymix.explain(mixer, x)[0].impl == "native"
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("amx", [False, True])
+@pytest.mark.parametrize("case", ["pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
+def test_auto_trains_in_bf16_where_that_is_faster(case, amx, autocast, processor, monkeypatch, real_thresholds):
+    """With AVX512_BF16, Poly-SA and Poly-NL train in C from 16,384 tokens in a batch on; without gradients always."""
+    processor(amx=amx, avx512=True)
+    monkeypatch.setattr(library, "multiplies_bf16", lambda: True)
+    mixer = make(case).float() if autocast else make(case).bfloat16()
+    for n, grad in ((2048, True), (8192, True), (2048, False)):
+        x = torch.zeros(2, n, 12, dtype=torch.float32 if autocast else torch.bfloat16)
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            choice = polymix.explain(mixer, x)[0]
+        few = grad and not amx and case.startswith("poly") and n == 2048
+        assert choice.impl == ("eager" if few else "native"), choice.why
+        assert ("fewer than 16384 tokens" in choice.why) == few
+
+
 def test_a_small_model_learns_on_it():
     """Steps of an optimizer keep pace with those on eager code."""
     losses = []

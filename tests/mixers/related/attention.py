@@ -9,7 +9,19 @@ from tests.helpers import build, plus, visible
 
 TOL = 1e-12
 PAD = torch.tensor([[True] * 7 + [False] * 5, [False, True] * 6, [True] * 12])
-NAMES = ("linear", "efficient", "hydra", "sima", "castling", "focused", "relu_linear", "xca", "performer", "additive")
+NAMES = (
+    "linear",
+    "efficient",
+    "hydra",
+    "sima",
+    "castling",
+    "focused",
+    "relu_linear",
+    "xca",
+    "performer",
+    "additive",
+    "power",
+)
 FORMS = {
     "linear": {"heads": 2}, "linear-relu": {"heads": 3, "feature_map": "relu"},
     "linear-mean": {"heads": 2, "normalize": False}, "linear-3": {"heads": 3, "feature_map": "identity", "normalize": False},
@@ -23,10 +35,12 @@ FORMS = {
     "relu_linear-scales": {"heads": 2, "scales": (3, 5), "grid": (4, 3)},
     "relu_linear-prefix": {"heads": 2, "scales": (3,), "grid": (2, 5), "num_prefix_tokens": 2, "norm": None},
     "xca": {"heads": 2}, "performer": {"heads": 2, "features": 5}, "performer-relu": {"heads": 3, "kernel": "relu"},
-    "additive": {}, "additive-ones": {"weights": "ones"},
+    "additive": {}, "additive-ones": {"weights": "ones"}, "power": {"heads": 2}, "power-4": {"heads": 3, "degree": 4},
+    "power-3": {"heads": 2, "degree": 3, "normalize": False}, "power-gate": {"heads": 3, "gate": True},
+    "hla": {"heads": 2},
 }  # fmt: skip
-CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer")]
-CROSS = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "efficient") or key == "sima"]
+CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "power", "hla")]
+CROSS = [*(key for key in CAUSAL if key not in ("power-gate", "hla")), "efficient", "efficient-reduced", "sima"]
 MASKED = [key for key in FORMS if key != "focused-sr"]
 
 
@@ -183,6 +197,28 @@ def performer(mixer, m, x, context, see):
     return join(m, torch.where(bottom > 0, weighted(similarity, v, see) / bottom.clamp_min(1e-300), 0.0))
 
 
+def power(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    similarity = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5) ** mixer.config.degree
+    count = see[:, None].to(x.dtype)
+    if mixer.config.gate:  # the product of the gates of the real tokens between j and i
+        logs = (x @ m["W_g"] + m["b_g"]).sigmoid().log().transpose(1, 2).masked_fill(~see[:, None, -1], 0.0)
+        between = torch.stack([(logs.cumsum(-1)[..., [i]] - logs.cumsum(-1)).exp() for i in range(x.shape[1])], 2)
+        similarity, count = similarity * between, count * between
+    top, count = weighted(similarity, v, see), count.sum(-1, keepdim=True).clamp_min(1)
+    if not mixer.config.normalize:
+        return join(m, top / count)
+    return join(m, top / (weighted(similarity, torch.ones_like(v[..., :1]), see) + 1e-6 * count))
+
+
+def hla(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    a = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 * see[:, None]
+    real = see[:, None].to(x.dtype)
+    pairs = weighted(real @ real.transpose(-1, -2), torch.ones_like(v[..., :1]), see)
+    return join(m, weighted(a @ a.transpose(-1, -2), v, see) / pairs.clamp_min(1))
+
+
 def additive(mixer, m, x, context, see):
     q, k = (plus(x @ m[f"W_{c}"], m[f"b_{c}"]) for c in "qk")
     q, k = (t / t.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12) for t in (q, k))
@@ -196,6 +232,8 @@ def additive(mixer, m, x, context, see):
 
 def expected(mixer, x, context=None, **see):
     context = x if context is None else context
+    if mixer.config.causal_by_build:
+        see["causal"] = 1
     may = visible(x.shape[0], x.shape[1], context.shape[1], **see)
     letters = mixer.matrices(
         x.shape[1], grid=mixer.config.grid if "grid" in mixer.config.to_dict() else None, dtype=torch.float64

@@ -10,8 +10,9 @@ from tests.helpers import close, slow_but, tokens
 from tests.mixers.compiled import graphs
 from tests.mixers.related.attention import CAUSAL, FORMS, PAD, make
 
-DECLARED = {
-    "linear-3": Polynomial(3), "castling-3": Polynomial(3), **{key: Polynomial() for key in FORMS if key not in ("linear-3", "castling-3")},
+DECLARED = {key: Polynomial() for key in FORMS} | {
+    "linear-3": Polynomial(3), "castling-3": Polynomial(3), "power-3": Polynomial(7), "power": Polynomial(rational=(9, 8)),
+    "power-4": Polynomial(rational=(25, 24)), "hla": Polynomial(5),
 }  # fmt: skip
 
 
@@ -54,23 +55,19 @@ def test_declared_polynomial(key):
     assert mixer.polynomial == DECLARED[key]
     start, way = tokens(1, 12, 12), tokens(1, 12, 12, seed=1)
     y = torch.stack([mixer(start + t * way) for t in torch.linspace(-1, 1, 12, dtype=torch.float64)])
-    for _ in range(4):
+    degree = mixer.polynomial.degree
+    for _ in range(degree + 1 if degree else 10):
         y = y.diff(dim=0)
-    if mixer.polynomial.degree == 3:
-        assert y.abs().max() < 1e-9
-    else:
-        for _ in range(6):
-            y = y.diff(dim=0)
-        assert y.abs().max() > 1e-4
+    assert y.abs().max() < 1e-9 if degree else y.abs().max() > 1e-4
 
 
 def test_homogeneity_is_declared_where_it_holds():
     x = tokens(1, 12, 12)
-    for key, degree in (("linear-3", True), ("castling-3", False)):
+    for key, degree, holds in (("linear-3", 3, True), ("castling-3", 3, False), ("power-3", 7, True), ("hla", 5, True)):
         mixer = make(key, bias=False)
-        assert mixer.polynomial == Polynomial(3, homogeneous=degree)
-        gap = (mixer(1.7 * x) - 1.7**3 * mixer(x)).abs().max()
-        assert (gap < 1e-9) == degree
+        assert mixer.polynomial == Polynomial(degree, homogeneous=holds)
+        gap = (mixer(1.7 * x) - 1.7**degree * mixer(x)).abs().max()
+        assert (gap < 1e-9) == holds
 
 
 @pytest.mark.parametrize("key", ["sima-class", "castling-sparse", "focused-sr", "focused-p", "relu_linear-prefix",

@@ -10,9 +10,9 @@
 typedef int64_t Kernel(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                        int64_t, int64_t, int64_t, int64_t, int64_t);
 #define KERNELS(X)                                                                                                      \
-  X(linear_powers) X(linear_powers_backward) X(pom_causal) X(linear_pairs) X(linear_pairs_backward) X(moments) X(centres) \
+  X(linear_powers) X(linear_powers_backward) X(pom_pooled) X(pom_causal) X(linear_pairs) X(linear_pairs_backward) X(moments) X(centres) \
   X(moments_backward) X(linear_scaled) X(linear_scaled_backward) X(linear_gated) X(linear_gated_backward) X(qt_pool)    \
-  X(qt_pool_backward) X(qt_spread) X(qt_spread_backward) X(qt_causal) X(depthwise) X(depthwise_weight)
+  X(qt_pool_backward) X(qt_spread) X(qt_spread_backward) X(qt_whole) X(qt_causal) X(depthwise) X(depthwise_weight)
 #define DECLARE(name) int name();
 KERNELS(DECLARE)
 #define ENTER(name) {#name, (Kernel *)name},

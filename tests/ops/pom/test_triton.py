@@ -1,13 +1,26 @@
 """PoM's Triton kernels against the written-out sums in float64; all memory of the launchers starts as NaN."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymix.ops.shared.activations import ACTIVATIONS
-from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice_the_error, with_gradients
+from tests.ops.kernels import (
+    DEVICE,
+    assert_close,
+    assert_same_bits,
+    relative_error,
+    to_float64,
+    twice_the_error,
+    with_gradients,
+)
 
 pytest.importorskip("triton", reason="untested: PoM's Triton kernels, which need Triton")
 
+from polymix.ops.pom import PomOptions, PomWeights, linear_powers, triton_powers
+from polymix.ops.pom import pom as pom_mixer
 from polymix.ops.pom import triton as pom
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unwritten_is_nan")]
@@ -241,3 +254,63 @@ def test_the_gradient_of_the_start_is_the_sum_of_all_gradients():
     grad = torch.randn(2, 9, 8, device=DEVICE)
     *_, grad_start = pom.scan_backward(grad, h, alpha, activation="gelu", **both, **scan_only)
     torch.testing.assert_close(grad_start, grad.sum(1))
+
+
+def _powers(x, weight, bias, *, mask, activation, degree, impl):
+    return linear_powers(x, weight, bias, mask, activation, degree, impl=impl)
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "dim", "width", "degree"), [(2, 70, 24, 40, 2), (1, 1, 5, 3, 1), (3, 200, 130, 70, 3)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_in_the_same_pass(batch, n, dim, width, degree, dtype, monkeypatch):
+    """One pass gives the sums of its two, forward and backward: columns, tokens and the inner sum overrun their tiles."""
+    monkeypatch.setattr(triton_powers, "PROGRAMS", 4)  # several tiles of tokens in a program
+    x = torch.randn(batch, 2 * n, dim + 1).to(DEVICE, dtype)[:, ::2, 1:]
+    weight, bias = (torch.randn(dim, width) / dim**0.5).to(DEVICE, dtype).t(), torch.randn(width).to(DEVICE, dtype)
+    mask = (torch.rand(batch, n) < 0.7).to(DEVICE)
+    x[~mask] = float("nan")
+    grad = torch.randn(batch, degree, width).to(DEVICE)
+    for real, tokens, offset in ((mask, x, None), (None, x.nan_to_num(), bias)):
+        fixed = {"mask": real, "activation": "gelu", "degree": degree}
+        ours = with_gradients(partial(_powers, impl="triton", **fixed), grad, tokens, weight, offset)
+        precise = to_float64(grad, tokens.nan_to_num(), weight, offset)
+        exact = with_gradients(partial(_powers, impl="eager", **fixed), *precise)
+        for name, got, want in zip(("sums", "x", "weight", "bias"), ours, exact, strict=True):
+            assert (got is None) == (want is None), name
+            error = 0.0 if want is None else relative_error(got, want)
+            assert error < (1e-4 if dtype == torch.float32 else 2e-2), f"{name} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("dim", [96, 97])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_pom_takes_one_pass_where_it_is_shorter(dim, trained, masked):
+    """Without gradients and with few channels; either way the mixer's output is that of plain PyTorch."""
+    x, width = torch.randn(2, 20, dim, device=DEVICE), 32
+    poly, gate, proj = (
+        (torch.randn(out, into, device=DEVICE) / into**0.5, torch.randn(out, device=DEVICE))
+        for out, into in ((width, dim), (width, dim), (dim, width))
+    )
+    weights = PomWeights(poly, gate, proj, torch.randn(width, 2, device=DEVICE))
+    mask = (torch.arange(20, device=DEVICE) < torch.tensor([[20], [0]], device=DEVICE)) if masked else None
+    with torch.set_grad_enabled(trained), Operators() as operators:
+        ours = pom_mixer(x, x, weights, PomOptions(), mask=mask, impl="triton")
+    expected = pom_mixer(x, x, weights, PomOptions(), mask=mask, impl="eager")
+    one_pass = dim == 96 and not trained
+    assert operators.names == {"linear_powers" if one_pass else "pom_pool"}
+    assert_close(("output",), (ours,), (expected,))
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "polymix":
+            self.names.add(func._schema.name.removeprefix("polymix::"))
+        return func(*args, **(kwargs or {}))

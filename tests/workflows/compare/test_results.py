@@ -7,7 +7,7 @@ import pytest
 
 from polymix.errors import ResultsError
 from polymix.files import write_whole
-from polymix.workflows.compare.report import pareto, write_report
+from polymix.workflows.compare.report import accuracy_against_latency, pareto, write_report
 from polymix.workflows.compare.run import Results, _Comparison
 from polymix.workflows.compare.tables import headings, rows, terminal_table
 from polymix.workflows.compare.verdict import answer
@@ -126,6 +126,19 @@ def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     files = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sorted(files) == ["accuracy.png", "latency.png", "memory.png", "report.html", "report.md"]
     assert min(size for name, size in files.items() if name != "report.md") > 10_000
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_axis_of_the_accuracy_says_what_the_bars_are(seeds):
+    accuracies = {mixer: [0.98, 0.97][:seeds] for mixer in ("softmax", "pom")}
+    content = make(accuracies, {mixer: [1, 2, 3, 4] for mixer in accuracies}, seeds=seeds)
+    (axes,) = accuracy_against_latency(content).axes
+    label = axes.get_ylabel().split("\n")[0]
+    assert label == "test accuracy, %" + " (bar: range over seeds)" * (seeds > 1)
+    assert sum(bar.has_yerr for bar in axes.containers) == (2 if seeds > 1 else 0), "a bar without a range"
+    (narrow,) = accuracy_against_latency(content, narrow=True).axes
+    assert narrow.get_ylabel().split("\n")[0] == "test accuracy, %"
 
 
 def test_pareto_front():

@@ -32,11 +32,11 @@ class CausalAdapter(Adapter):
     config: Any = None
 
     @classmethod
-    def by_default(cls, module: nn.Module, host: Host) -> bool:
-        """The language model inside a model of images and text, such as LLaVA, is left alone unless it is named."""
+    def may_stay(cls, host: Host) -> bool:
+        """In a model of images and text, such as LLaVA, mixers without causal order are for the images alone."""
         around = list(host.chain())
         models = [part.vision_tower for part in around if isinstance(getattr(part, "vision_tower", None), nn.Module)]
-        return not models or any(vision in around for vision in models)
+        return super().may_stay(host) or (bool(models) and not any(vision in around for vision in models))
 
     def attend(
         self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any], values: Tensor | None = None

@@ -22,6 +22,7 @@ from polymix.train.task import Process, Task
 
 INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it
 MIN_SCORE = 0.01  # of an object in the answers to files
+GATES = ("se",)  # blocks that multiply x themselves, and are inserted without x + s · mixer(x)
 DRAWN_PICTURES = 6  # test pictures
 R = TypeVar("R", bound=ObjectsRecipe)
 D = TypeVar("D", bound=DetectionData)
@@ -72,10 +73,13 @@ class DetectorTask(Task[R, D]):
         find = partial(self.find, model, process=process)
         return answers(find, files, folder, data.classes, self.recipe.threshold)
 
-    def describe(self, data: D) -> str:
+    def block(self) -> str:
+        """Where the mixer is, in words."""
         mixer: str = self.recipe.mixer
-        block = "without a block" if mixer == NO_BLOCK else f"with {mixer} before the last block of Res4"
-        text = f"{self.detector} {block}, on {data.name}: {len(data.train):,} training pictures and "
+        return "without a block" if mixer == NO_BLOCK else f"with {mixer} before the last block of Res4"
+
+    def describe(self, data: D) -> str:
+        text = f"{self.detector} {self.block()}, on {data.name}: {len(data.train):,} training pictures and "
         return text + f"{len(data.test):,} test pictures, {len(data.classes)} class{'es' * (len(data.classes) != 1)}."
 
 
@@ -92,7 +96,8 @@ def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int) -> None
     """
     if mixer != NO_BLOCK:
         example = ([torch.zeros(3, size, size)],)
-        insert(model, LAST_OF_RES4[backbone], parse_mixer(mixer)[1], input=example)
+        config = parse_mixer(mixer)[1]
+        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=config.name not in GATES)
 
 
 def answers(
