@@ -60,8 +60,9 @@ def measure_speed(content: dict[str, Any], given: argparse.Namespace) -> None:
     rows = content["speed"]["rows"]
     for model, dtype, batch, contexts in speed.jobs(given.quick):
         what = {"model": model, "dtype": dtype, "batch": batch or 1, "kind": "decode" if batch else "training"}
-        done = [row for row in rows if what.items() <= row.items() and row["context"] in contexts]
-        if done or (given.models is not None and model not in given.models.split(";")):
+        done = {row["context"] for row in rows if what.items() <= row.items()}
+        contexts = tuple(n for n in contexts if n not in done)
+        if not contexts or (given.models is not None and model not in given.models.split(";")):
             continue
         if watch.seconds() > given.seconds:
             return

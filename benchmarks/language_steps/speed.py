@@ -29,9 +29,9 @@ from polymix.models.language import preset
 
 from transformers import AutoModelForCausalLM, DynamicCache  # isort: skip
 
-MODELS = ("gppom2-s", "gppom2-s-hybrid", "gpt2-s", "llama-300m-padre", "llama-300m")
-TWINS = {"gppom2-s": "gpt2-s", "gppom2-s-hybrid": "gpt2-s", "llama-300m-padre": "llama-300m"}
-DTYPES, BATCHES, CONTEXTS, TRAINED = ("float32", "bfloat16"), (1, 16), (1024, 4096, 16384), (1024, 4096)
+MODELS = ("gppom2-s", "gppom2-s-hybrid", "gpt2-s", "mamba-s", "llama-300m-padre", "llama-300m")
+TWINS = {"gppom2-s": "gpt2-s", "gppom2-s-hybrid": "gpt2-s", "mamba-s": "gpt2-s", "llama-300m-padre": "llama-300m"}
+DTYPES, BATCHES, CONTEXTS, TRAINED = ("float32", "bfloat16"), (1, 16), (1024, 4096, 16384, 32768), (1024, 4096)
 CHUNK = 512  # tokens of all sequences together in a chunk of the prefill
 LARGEST = 5e9  # bytes of a cache: a larger one is left out
 TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 300, "intermediate_size": 96}

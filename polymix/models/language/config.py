@@ -157,6 +157,8 @@ PRESETS: Mapping[str, tuple[type[PolymixConfig], dict[str, Any], str]] = {
     "gpt2-s": (PolymixGPTConfig, {"mixers": ["softmax"]}, "125 M"),
     "gppom2-s": (PolymixGPTConfig, {"mixers": ["pom"]}, "as GPT2-S"),
     "gppom2-s-hybrid": (PolymixGPTConfig, {"mixers": ["pom", "local"]}, "as GPT2-S"),
+    # PoM's Supplement B names its size alone: here it is GPT2-S with Mamba in attention's place.
+    "mamba-s": (PolymixGPTConfig, {"mixers": ["mamba"]}, "124 M"),
     "llama-300m": (PolymixLlamaConfig, {**_LLAMA, "mixers": ["softmax"]}, "about 300 M"),
     # 11 taps, degree 2, 20 layers: the last token sees 201 tokens, of 2,048 in training. The convolutions' order is all
     # that it knows of positions. With dilations of 1 to 64 it sees 3,171.
