@@ -114,14 +114,12 @@ def captions():
 
 @pytest.mark.slow
 def test_a_model_of_images_and_text_with_mixers_in_both_parts_learns_captions():
-    """What it writes of new pictures is in them: a mixer that mixes nothing has to guess colour, row and column."""
+    """Of new pictures it writes what is in them, all three words; by chance one of 27 captions is right."""
     pytest.importorskip("transformers", reason="untested: LLaVA, for which transformers is needed (the extra text)")
-    example, shares = captions(), {}
-    for mixer in ("pom", "linear_floor"):
-        torch.manual_seed(0)
-        model = example.build()
-        report = polymix.convert(model, mixer, init="fresh")
-        assert len([layer for layer in report.layers if layer.now]) == 4, "two of pictures and two of text"
-        example.train(model, 600, torch.Generator().manual_seed(0))
-        shares[mixer] = example.right(model, *example.draw(100, torch.Generator().manual_seed(1)))
-    assert shares["pom"] > 0.9 and shares["linear_floor"] < 0.2
+    example = captions()
+    torch.manual_seed(0)
+    model = example.build()
+    report = polymix.convert(model, "pom", init="fresh")
+    assert len([layer for layer in report.layers if layer.now]) == 4, "two of pictures and two of text"
+    example.train(model, 600, torch.Generator().manual_seed(0))
+    assert example.right(model, *example.draw(100, torch.Generator().manual_seed(1))) > 0.9
