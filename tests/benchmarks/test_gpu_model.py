@@ -1,5 +1,5 @@
-"""The GPU kernels compiled without a GPU: they fit the cards, spill next to nothing, use tensor cores where a product is; and
-what is counted in them is what they do.
+"""The GPU kernels compiled without a GPU: they fit the cards, spill next to nothing, use tensor cores where a product is;
+and what is counted in them is what they do.
 """
 
 import importlib

@@ -76,7 +76,8 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
         activation: a name in `polymix.ops.shared.activations.ACTIVATIONS`.
         degree: at least 1.
     Returns:
-        (B, degree, E) in float32. Cost: N D E multiply-adds; x is read E / 64 times (E / 32 in float32), from memory once.
+        (B, degree, E) in float32. Cost: N D E multiply-adds; x is read E / 64 times, in float32 E / 32 times, and from
+        memory once.
     """
     (batch, n, dim), width = x.shape, weight.shape[0]
     tile = 64 if x.element_size() == 2 else 32  # wide tiles of float32 do not fit in a thread's registers
