@@ -150,9 +150,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of synthetic data, weights, the order of samples and dropout")
     device: str = Field("cpu", pattern=r"^(cpu|cuda)(:\d+)?$|^mps$", description="cpu, cuda, cuda:1 or mps")
     strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="of several processes under torchrun")
-    sequence_parallel: Count = Field(
-        1, description="processes of torchrun that share each sequence; the others share the batch"
-    )
+    sequence_parallel: Count = Field(1, description="processes that share each sequence; the others share the batch")
     workers: int = Field(0, ge=0, le=1024, description="processes that load data")
     log_every: LogEvery = 10
     evaluate_every: EvaluateEvery = 100
@@ -215,9 +213,8 @@ class Recipe(BaseModel):
     def preset(self: R, name: str) -> R:
         """This recipe with the options of a preset. Raises OptionError for a name that the domain does not have."""
         if name not in self.presets:
-            allowed = ", ".join(self.presets) or "no preset for this domain"
             cure = "Choose one of these." if self.presets else "Leave it out."
-            raise OptionError("preset", repr(name), allowed, cure)
+            raise OptionError("preset", repr(name), ", ".join(self.presets) or "no preset for this domain", cure)
         return self.changed(**self.presets[name])
 
     @classmethod
@@ -245,8 +242,7 @@ class Recipe(BaseModel):
 
     def decisive(self) -> dict[str, Any]:
         """The options that a resumed run must not change."""
-        changeable = (*self.changeable, *self.in_pictures)
-        return {name: value for name, value in self.to_dict().items() if name not in changeable}
+        return {k: v for k, v in self.to_dict().items() if k not in (*self.changeable, *self.in_pictures)}
 
     def after(self: R, options: Mapping[str, Any]) -> R:
         """This recipe as a trained model is used with other options, perhaps on other data. Its steps stay.
