@@ -1,4 +1,4 @@
-"""The tables of an H200 and of the processor beside it, which has AMX."""
+"""The tables of GPUs, measured and modelled, and of the processor beside the H200, which has AMX."""
 
 from __future__ import annotations
 
@@ -92,4 +92,31 @@ def bf16() -> str:
     return f"{table(head, lines)}\n\n{its}; `python benchmarks/targets.py OUT.json --only bf16 --threads 2`."
 
 
-TABLES: dict[str, Callable[[], str]] = {"gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "amx": bf16}
+def model() -> str:
+    """What each op moves and computes, counted in compiled kernels, and what bounds it on two cards."""
+    content = load("gpu-model.json")
+    keys = dict.fromkeys((row["op"], row["dtype"], row["pass"]) for row in content["rows"])
+    lines = []
+    for key in keys:
+        its = {row["card"]: row for row in content["rows"] if (row["op"], row["dtype"], row["pass"]) == key}
+        counts = [kernel["counts"] for kernel in its["H100"]["kernels"]]
+        moved = its["H100"]["bytes_between"] + sum(one["read"] + one["written"] for one in counts)
+        products = sum(sum(one["products"].values()) for one in counts) / 1e9
+        lines.append((
+            *key, str(len(counts)), f"{moved / 1e6:.1f}", f"{products:.2f}" if products else "–",
+            f"{sum(one['others'] for one in counts) / 1e9:.2f}",
+            *(f"{1e6 * its[card]['bound_seconds']:.1f}" for card in ("A100", "H100")),
+            f"{max(kernel['registers'] for kernel in its['H100']['kernels'])}",
+        ))  # fmt: skip
+    head = ("op", "dtype", "pass", "launches", "MB", "GFLOP in products", "GFLOP beside them", "bound, A100, µs",
+            "bound, H100, µs", "registers, H100")  # fmt: skip
+    spills = max(kernel["spills"] for row in content["rows"] for kernel in row["kernels"])
+    return (
+        f"{table(head, lines)}\n\n4,096 tokens, 192 channels, 3 heads, batch 1. At most {spills} loads and stores of "
+        "spilled registers in a kernel. `python benchmarks/gpu_model.py OUT.json --only pom,product,padre`"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "gpu-model": model, "amx": bf16,
+}  # fmt: skip
