@@ -3,8 +3,8 @@
     python benchmarks/whole_models.py benchmarks/results/whole-models.json [--only deit_tiny-224,gpt2-4096-pom]
 
 Every piece times the model with attention and with one or all mixers, each plain and optimized, deit_tiny at 224² also
-compiled (torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file, so that each can have the machine to itself for less than a
-minute. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
+compiled (torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file,
+so that each can have the machine to itself for less than a minute, compilation aside. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
 time goes to.
 """
 

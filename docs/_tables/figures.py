@@ -97,7 +97,7 @@ def targets() -> str:
 
 
 def whole_models() -> str:
-    """Times with attention and with each mixer, plain, optimized and compiled, and attention's time over the mixer's."""
+    """Times with attention and with each mixer, plain, optimized and compiled, and attention's over the mixer's."""
     content, lines = load("whole-models.json"), []
     for attention, row in ((rows[0], row) for rows in content["pieces"].values() for row in rows[1:]):
         times = [f"{1e3 * row[key]:.0f}" for key in ("attention", "plain", "optimized")]
