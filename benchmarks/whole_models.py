@@ -2,9 +2,9 @@
 
     python benchmarks/whole_models.py benchmarks/results/whole-models.json [--only deit_tiny-224,gpt2-4096-pom]
 
-Every piece times the model with attention and with one or all mixers, each plain and optimized, in turn; the fastest
-of up to 20 rounds counts. Pieces are merged into the file, so that each can have the machine to itself for less than a
-minute. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
+Every piece times the model with attention and with one or all mixers, each plain and optimized, deit_tiny at 224² also
+compiled (torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file,
+so that each can have the machine to itself for less than a minute, compilation aside. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
 time goes to.
 """
 
@@ -43,6 +43,7 @@ ALL_LOGITS = " all logits"  # of language models; else only those of the last to
 CASES = {f"deit_tiny-{size}": ("deit_tiny", size, DEIT) for size in (224, 512, 1024)} | {
     f"gpt2-{tokens}-{mixer}": ("gpt2", tokens, (mixer,)) for tokens in (1024, 4096) for mixer in GPT2
 } | {f"gpt2-4096-{mixer}-logits": ("gpt2" + ALL_LOGITS, 4096, (mixer,)) for mixer in GPT2}  # fmt: skip
+COMPILED = ("deit_tiny", 224)  # a compilation takes longer than all timed rounds of a piece
 SECONDS = 30.0  # of all timed rounds of a piece
 
 
@@ -80,6 +81,9 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
     calls = {(mixer, "plain"): partial(run, part, inputs) for mixer, part in models.items()}
     for mixer, part in models.items():
         calls[mixer, "optimized"] = partial(run, polymix.optimize(copy.deepcopy(part)), inputs)
+        if (name, size) == COMPILED:
+            calls[mixer, "compiled"] = partial(run, torch.compile(copy.deepcopy(part), dynamic=False), inputs)
+            calls[mixer, "compiled"]()  # compiles, or reads what an earlier run has compiled
     times = least_seconds(calls, SECONDS)
     rows = []
     for mixer, part in models.items():
@@ -90,6 +94,7 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
             "model": name.removesuffix(ALL_LOGITS), "input": told, "tokens": tokens, "mixer": mixer,
             "plain": plain, "optimized": optimized,
             "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
+            **({"compiled": times[mixer, "compiled"]} if (mixer, "compiled") in times else {}),
             "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]), "clock": "wall",
         })  # fmt: skip
         both = times[ATTENTION, "optimized"] / optimized

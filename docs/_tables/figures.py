@@ -115,15 +115,19 @@ def targets() -> str:
 
 
 def whole_models() -> str:
-    """Times with attention and with each mixer, plain and optimized, and the attention's time over the mixer's."""
+    """Times with attention and with each mixer, plain, optimized and compiled, and attention's over the mixer's."""
     content, lines = load("whole-models.json"), []
-    for row in (row for rows in content["pieces"].values() for row in rows if row["mixer"] != "attention"):
+    for attention, row in ((rows[0], row) for rows in content["pieces"].values() for row in rows[1:]):
         times = [f"{1e3 * row[key]:.0f}" for key in ("attention", "plain", "optimized")]
         gains = [row["attention"] / row["plain"], row["attention"] / row["optimized"],
                  row["attention_optimized"] / row["optimized"]]  # fmt: skip
-        lines.append((row["model"], row["input"], row["mixer"], *times, *(f"{gain:.2f} ×" for gain in gains)))
-    head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "speedup", "speedup, optimized",
-            "speedup, both optimized")  # fmt: skip
+        compiled = ["–", "–"]
+        if "compiled" in row:
+            compiled = [f"{1e3 * row['compiled']:.0f}", f"{attention['compiled'] / row['compiled']:.2f} ×"]
+        gained = [f"{gain:.2f} ×" for gain in gains]
+        lines.append((row["model"], row["input"], row["mixer"], *times, compiled[0], *gained, compiled[1]))
+    head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "compiled, ms", "speedup",
+            "speedup, optimized", "speedup, both optimized", "speedup, both compiled")  # fmt: skip
     setting = f"{where(content['machine'])}; batch 1, float32, forward."
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
 

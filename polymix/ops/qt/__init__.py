@@ -125,7 +125,7 @@ def qt(
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
         assert weights.scale is not None
         if context is x and in_one_call(impl):
-            return native.whole(x, *weights, mask, options.heads, options.order)
+            return native.whole(x, weights.qkv, weights.proj, weights.scale, mask, options.heads, options.order)
         sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
         moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
         count = mask.sum(1) if mask is not None else torch.full(x.shape[:1], context.shape[1], device=x.device)
