@@ -29,6 +29,7 @@ from _tables import (  # noqa: E402
     fashion,
     figures,
     gpu,
+    language,
     mixers,
     options,
     overview,
@@ -45,7 +46,7 @@ PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table
 PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **overview.TABLES, **options.TABLES,
     **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
-    **search.TABLES, **gpu.TABLES, **scaling.TABLES, **parallel.TABLES, **busy.TABLES,
+    **search.TABLES, **gpu.TABLES, **language.TABLES, **scaling.TABLES, **parallel.TABLES, **busy.TABLES,
 }  # fmt: skip
 
 
