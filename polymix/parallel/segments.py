@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.states import Place
-
-if TYPE_CHECKING:
-    from polymix.parallel.layout import Part
-    from polymix.parallel.mix import Whole
 
 
 class Slot(NamedTuple):
@@ -24,7 +20,7 @@ class Slot(NamedTuple):
     seen: Tensor  # (B) its real tokens that the part's tokens see in other parts, and with causal=0 in this one
 
 
-def by_segments(whole: Whole, x: Tensor) -> Tensor:
+def by_segments(whole: Any, x: Tensor) -> Tensor:
     """The outputs of packed sequences. Each part computes those that it has alone as usual, and the state of each
     that it shares; from the sums of these states it computes the others."""
     table = shared_segments(whole)
@@ -40,10 +36,11 @@ def by_segments(whole: Whole, x: Tensor) -> Tensor:
             for slot in slots[part]:
                 y = _read(whole, tokens[part][0], part, slot, ordered)
                 outputs[part] = torch.where(slot.mask.unsqueeze(-1), y, outputs[part])
-    return whole._in_order({part: y[:, : part.last - part.first] for part, y in outputs.items()})
+    y: Tensor = whole._in_order({part: y[:, : part.last - part.first] for part, y in outputs.items()})
+    return y
 
 
-def shared_segments(whole: Whole) -> Tensor:
+def shared_segments(whole: Any) -> Tensor:
     """(B, S) ids of the sequences that lie in several parts, after the smallest integer in shorter rows."""
     ids, real = whole.segments, whole.mask
     assert ids is not None
@@ -60,7 +57,7 @@ def shared_segments(whole: Whole) -> Tensor:
     return table
 
 
-def _slots(whole: Whole, part: Part, table: Tensor, n: int) -> list[Slot]:
+def _slots(whole: Any, part: Any, table: Tensor, n: int) -> list[Slot]:
     """Slots that hold every sequence that a part shares; one of none, for the collectives, where it shares none."""
     ids = whole.segments
     assert ids is not None
@@ -79,14 +76,14 @@ def _slots(whole: Whole, part: Part, table: Tensor, n: int) -> list[Slot]:
     return slots
 
 
-def _alone(whole: Whole, part: Part, x: Tensor, mask: Tensor | None) -> Tensor:
+def _alone(whole: Any, part: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     assert whole.segments is not None
     ids = whole.segments[:, part.first : part.last] if part.first < part.last else x.new_zeros(x.shape[:2]).long()
     y: Tensor = whole.mixer.mix(x, x, MixerCall(mask, whole.causal, None, ids))
     return y
 
 
-def _states(whole: Whole, x: Tensor, part: Part, slots: list[Slot]) -> Tensor:
+def _states(whole: Any, x: Tensor, part: Any, slots: list[Slot]) -> Tensor:
     """(B, S, E): the sums of each shared sequence's tokens in this part."""
     total: Any = 0
     for slot in slots:
@@ -96,7 +93,7 @@ def _states(whole: Whole, x: Tensor, part: Part, slots: list[Slot]) -> Tensor:
     return total
 
 
-def _read(whole: Whole, x: Tensor, part: Part, slot: Slot, states: Tensor) -> Tensor:
+def _read(whole: Any, x: Tensor, part: Any, slot: Slot, states: Tensor) -> Tensor:
     """The outputs of a slot's tokens; states: (parts, B, S, E). Parts that they do not see enter with weight zero."""
     index = whole.parts.index(part)
     weights = states.new_tensor([float(not whole.causal or i < index) for i in range(len(whole.parts))])
