@@ -53,7 +53,8 @@ def run(*arguments: Any) -> tuple[bool, str]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    path = out / "metrics.jsonl"
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -82,7 +83,17 @@ def main(path: Path, mib: int, more: int) -> None:
         good, said = run(root / f"alone-{tokens}", tokens, 1, mib)
         last = [line.strip() for line in said.splitlines() if "alloc" in line.lower() or "memory" in line.lower()]
         reason = (last or [said])[-1][-200:]
-        say(alone=[*found["alone"], {"tokens": tokens, "trained": good, "reason": "" if good else reason}])
+        say(
+            alone=[
+                *found["alone"],
+                {
+                    "tokens": tokens,
+                    "trained": good,
+                    "steps": len(losses(root / f"alone-{tokens}")),
+                    "reason": "" if good else reason,
+                },
+            ]
+        )
     whole, four = root / "whole", root / "four"
     good, said = run(whole, 4 * OWN, 1, None)
     assert good, said

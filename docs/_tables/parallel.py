@@ -69,8 +69,10 @@ def proof() -> str:
         return ABSENT
     content = load(PROOF)
     under, last = f"{content['mib']:,} MiB", str(content["steps"])
-    lines = [[f"1 process, {under}", f"{one['tokens']:,}", "trained" if one["trained"] else "out of memory"]
-             for one in content["alone"]]  # fmt: skip
+    lines = []
+    for one in content["alone"]:
+        outcome = "trained" if one["trained"] else f"out of memory after step {one['steps']}"
+        lines.append([f"1 process, {under}", f"{one['tokens']:,}", outcome])
     three = f"4, one killed after step {content['killed_after']}; then 3, {content['more']:,} MiB each"
     for name, key in (("1 process, no limit", "one"), (f"4 processes, {under} each", "four"), (three, "three")):
         lines.append([name, f"{4 * content['own']:,}", f"loss {content['losses'][key][last]:.6f} at step {last}"])
