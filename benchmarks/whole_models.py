@@ -4,8 +4,8 @@
 
 Every piece times the model with attention and with one or all mixers, each plain and optimized, deit_tiny at 224² also
 compiled (torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file,
-so that each can have the machine to itself for less than a minute, compilation aside. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
-time goes to.
+so that each can have the machine to itself for less than a minute, compilation aside. Each model's row also
+has its floor, which is the time of its bare products and convolutions, and what else the time goes to.
 """
 
 # ruff: noqa: E402  the import path is set first
