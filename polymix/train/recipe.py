@@ -150,16 +150,12 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of synthetic data, weights, the order of samples and dropout")
     device: str = Field("cpu", pattern=r"^(cpu|cuda)(:\d+)?$|^mps$", description="cpu, cuda, cuda:1 or mps")
     strategy: Literal["auto", "ddp", "fsdp"] = Field("auto", description="of several processes under torchrun")
-    sequence_parallel: Count = Field(
-        1, description="processes of torchrun that share each sequence; the others share the batch"
-    )
+    sequence_parallel: Count = Field(1, description="processes that share each sequence; the others share the batch")
     workers: int = Field(0, ge=0, le=1024, description="processes that load data")
     log_every: LogEvery = 10
     evaluate_every: EvaluateEvery = 100
     checkpoint_every: CheckpointEvery = 100
-    logger: Literal["csv", "tensorboard", "wandb"] | None = Field(
-        None, description="also gets every row of metrics.jsonl"
-    )
+    logger: Literal["csv", "tensorboard", "wandb"] | None = Field(None, description="also gets every row of metrics")
 
     @model_validator(mode="after")
     def _shared_options_fit(self) -> Recipe:
