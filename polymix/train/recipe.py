@@ -155,9 +155,7 @@ class Recipe(BaseModel):
     log_every: LogEvery = 10
     evaluate_every: EvaluateEvery = 100
     checkpoint_every: CheckpointEvery = 100
-    logger: Literal["csv", "tensorboard", "wandb"] | None = Field(
-        None, description="also gets every row of metrics.jsonl"
-    )
+    logger: Literal["csv", "tensorboard", "wandb"] | None = Field(None, description="also gets every row of metrics")
 
     @model_validator(mode="after")
     def _shared_options_fit(self) -> Recipe:
