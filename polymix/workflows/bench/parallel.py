@@ -227,7 +227,7 @@ def _measure(row: Row, config: MixerConfig, settings: ParallelSettings) -> None:
 
 
 def _both_ways(config: MixerConfig) -> bool:
-    return config.mixer.capabilities.sequence != "scan" and not getattr(config, "decay", None)
+    return config.mixer.capabilities.sequence != "scan" and not config.causal_by_build
 
 
 def _mesh(processes: int) -> Any:
