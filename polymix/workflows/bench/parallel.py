@@ -177,7 +177,7 @@ def _measure(row: Row, config: MixerConfig, settings: ParallelSettings) -> None:
     """Fill in a row. All processes call this alike."""
     torch.manual_seed(0)
     way, tokens, group = row["way"], row["tokens"], dist.group.WORLD
-    row["causal"] = causal = config.causal_by_build or not _both_ways(config)
+    row["causal"] = causal = config.causal_by_build or config.mixer.capabilities.sequence == "scan"
     config = (
         config.for_heads(max(1, settings.dim // 64)).for_order()
         if causal
@@ -224,10 +224,6 @@ def _measure(row: Row, config: MixerConfig, settings: ParallelSettings) -> None:
     row |= {"seconds": timing.median, "low": timing.low, "high": timing.high, "runs": list(timing.runs),
             "sent_forward": int(sent[0]), "sent_backward": int(sent[1]), "model_forward": float(model.forward),
             "model_backward": float(model.backward)}  # fmt: skip
-
-
-def _both_ways(config: MixerConfig) -> bool:
-    return config.mixer.capabilities.sequence != "scan" and not config.causal_by_build
 
 
 def _mesh(processes: int) -> Any:
