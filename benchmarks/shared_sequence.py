@@ -24,7 +24,7 @@ from typing import Any
 from polymix.files import write_whole
 from polymix.measure.machine import manifest
 
-OWN = 32768  # tokens of a sequence in one process: so many that the libraries' memory counts little beside them
+OWN = 65536  # tokens of a sequence in one process: so many that the libraries' memory counts little beside them
 STEPS = 8
 MODEL = ["--mixer", "pom:decay=8", "--set", "num_layers=2", "--set", "hidden_size=64", "--set", "num_heads=1"]
 OPTIONS = ["--vocab", "512", "--batch-size", "1", "--steps", str(STEPS), "--log-every", "1", "--checkpoint-every", "2",

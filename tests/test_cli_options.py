@@ -125,3 +125,9 @@ def test_an_unknown_recipe_names_those_there_are(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, error = run(capsys, "train", "recipes/text.py")
     assert status == 2 and "classify, " in error and "Did you mean text?" in error
+
+
+@pytest.mark.parametrize("words", [("--quick",), ("--dtypes", "bfloat16"), ("--device", "cuda"), ("--resume",)])
+def test_shared_sequences_take_no_option_that_they_ignore(capsys, tmp_path, words):
+    status, _, said = run(capsys, "bench", "--parallel", "2", *words, "--out", tmp_path / "out")
+    assert status == 2 and words[0] in said and not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ from polymix.cli.shared import (
 
 
 def command(
+    context: typer.Context,
     mixers: Annotated[str, typer.Option(help="Mixers, for example padre:degree=3,pom:degree=3:expand=1,qt.")] = (
         "padre-2,padre-3,pom,qt,poly_sa,poly_nl,softmax"
     ),
@@ -69,6 +70,7 @@ def command(
     if compare is not None:
         return _compare(*compare, noise)
     if parallel is not None:
+        _check_parallel(context)
         return _parallel(parallel, mixers, tokens, dims, batch, seconds, max_seconds, max_gib, out)
     check_report()
     from polymix.mixers.spec import parse_mixers
@@ -94,6 +96,16 @@ def command(
         console.print(f"Not measured: {line}", markup=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
     return None
+
+
+def _check_parallel(context: typer.Context) -> None:
+    from polymix.errors import OptionError
+
+    names = ("dtypes", "passes", "impls", "threads", "device", "quick", "resume")
+    sources = {name: context.get_parameter_source(name) for name in names}  # an enumeration that typer keeps to itself
+    if given := [f"--{name}" for name, source in sources.items() if source and source.name == "COMMANDLINE"]:
+        allowed = "forward and backward in float32, one CPU thread a process, measured anew"
+        raise OptionError("--parallel", f"with {', '.join(given)}", allowed, "Leave the others out.")
 
 
 def _parallel(

@@ -178,12 +178,8 @@ def _measure(row: Row, config: MixerConfig, settings: ParallelSettings) -> None:
     torch.manual_seed(0)
     way, tokens, group = row["way"], row["tokens"], dist.group.WORLD
     row["causal"] = causal = config.causal_by_build or config.mixer.capabilities.sequence == "scan"
-    config = (
-        config.for_heads(max(1, settings.dim // 64)).for_order()
-        if causal
-        else config.for_heads(settings.dim // 64 or 1)
-    )
-    mixer: Any = config.build(settings.dim)
+    config = config.for_heads(max(1, settings.dim // 64)).for_grid((tokens,))
+    mixer: Any = (config.for_order() if causal else config).build(settings.dim)
     x = torch.randn(settings.batch, tokens, settings.dim)
     processes = Processes(group)  # type: ignore[arg-type]
     run: Callable[[Tensor], Tensor] = partial(mixer, causal=True) if causal else mixer

@@ -57,11 +57,11 @@ class Silent:
 
 @pytest.mark.slow
 def test_rows_are_those_of_the_model(tmp_path):
-    content = bench_parallel(SETTINGS, parse_mixers("pom,xca,softmax"), tmp_path, Silent()).content
+    content = bench_parallel(SETTINGS, parse_mixers("pom,poly_sa,xca,softmax"), tmp_path, Silent()).content
     assert ParallelResults.load(tmp_path / "results.json") == content and content["finished"]
     rows = {(row["mixer"], row["way"]): row for row in content["rows"]}
     assert [way for _, way in rows] == [
-        "one process", "sum", "one process", "shared", "one process", "ring", "all-to-all", "gather"]  # fmt: skip
+        "one process", "sum", "one process", "sum", "one process", "shared", "one process", "ring", "all-to-all", "gather"]  # fmt: skip
     assert "several processes" in rows["xca", "shared"]["stopped"]
     for (_, way), row in rows.items():
         if row["stopped"] is None:
