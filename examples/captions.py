@@ -1,6 +1,6 @@
 """A tiny LLaVA with a mixer in place of all its attention, which learns to say what is in a picture.
 
-    pip install polymix transformers
+    pip install transformers
     python examples/captions.py pom
 
 A picture of 24 × 24 pixels with noise shows one square of 8 × 8. Its caption has three words: colour, row and column.
@@ -10,7 +10,6 @@ The test has pictures that the training has not seen.
 """
 
 import argparse
-import time
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 import polymix
 from polymix.compat import cure_torchvision
+from polymix.measure import Stopwatch
 
 WORDS = ("red", "green", "blue", "top", "middle", "bottom", "left", "centre", "right")
 IMAGE = len(WORDS)  # the token that stands for a part of the picture
@@ -92,13 +92,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    model, start = build(), time.process_time()
+    model, watch = build(), Stopwatch("processor")
     if options.mixer != "keep":
         print(polymix.convert(model, options.mixer, init="fresh"))
     loss = train(model, options.steps, torch.Generator().manual_seed(options.seed))
     pictures, captions = draw(200, torch.Generator().manual_seed(1000 + options.seed))
     share = right(model, pictures, captions)
-    print(f"{options.mixer}: loss {loss:.3f}, {share:.1%} of 200 captions right, {time.process_time() - start:.0f} s")
+    print(f"{options.mixer}: loss {loss:.3f}, {share:.1%} of 200 captions right, {watch.seconds():.0f} s")
     print("The first picture:", " ".join(WORDS[word] for word in captions[0]))
 
 

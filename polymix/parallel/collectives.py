@@ -16,6 +16,7 @@ from polymix.errors import ParallelError
 
 FAILED = "polymix/failed"  # the key of a process's error in the store of all
 GRACE = 3.0  # seconds that a process waits for others to say that they wait, too
+LOOKS = 150  # in that time
 _TEXT = 400  # bytes of an error that the other processes repeat
 
 
@@ -46,10 +47,11 @@ class Processes:
             store = dist.distributed_c10d._get_default_store()
             store.set(f"{waits}{self.rank}", "")
             self.group.abort()  # those who wait for this one fail now, too
-            end = time.monotonic() + GRACE
             absent = [r for r in range(self.size) if r != self.rank]
-            while absent and not store.check([FAILED]) and time.monotonic() < end:
-                time.sleep(0.02)
+            for _ in range(LOOKS):
+                if not absent or store.check([FAILED]):
+                    break
+                time.sleep(GRACE / LOOKS)
                 absent = [r for r in absent if not store.check([f"{waits}{r}"])]
             if dist.get_rank() == 0:  # it may hold the store, which the others still read
                 time.sleep(GRACE)

@@ -66,7 +66,7 @@ PRESETS = {
 # Options that say where and on what a run computes or what pictures show, and of the default data; and those that the
 # named ones leave no work.
 FREE = {"data", "layout", "plan", "init", "control", "accumulate", "steps", "precision", "checkpointing", "seed",
-        "device", "strategy", "workers", "log_every", "logger", "allow_pickle", "classes", "piece",
+        "device", "strategy", "sequence_parallel", "workers", "log_every", "logger", "allow_pickle", "classes", "piece",
         "scenes", "test_scenes", "scans", "test_scans", "synthetic_train", "synthetic_test", "threshold", "match_parameters"}  # fmt: skip
 IDLE = {"ema": {"ema_rise", "ema_buffers"}, "one_cycle": {"cosine_from"}, "clip": {"clip_by"}}
 

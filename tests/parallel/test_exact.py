@@ -22,6 +22,7 @@ CASES = {
     "pom-2d": ("pom", {"rotary": "2d"}, (False,)),
     "pom-2d-class": ("pom", {"rotary": "2d", "num_prefix_tokens": 3}, (False,)), "pom-decay": ("pom", {"decay": 3}, (True,)),
     "qt": ("qt", {"heads": 3}, (False, True)), "qt-full": ("qt", {"heads": 3, "form": "full"}, (False, True)),
+    "power": ("power", {"heads": 3}, (False, True)),
     "linear": ("linear", {"heads": 3}, (False, True)), "performer": ("performer", {"heads": 3}, (False, True)),
     "hydra": ("hydra", {}, (False, True)), "poly_nl": ("poly_nl", {}, (False,)),
     "poly_sa": ("poly_sa", {"heads": 3, "positions": "mean"}, (False,)),

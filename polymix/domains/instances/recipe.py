@@ -95,4 +95,4 @@ class InstancesRecipe(PicturesRecipe):
 
 def _not_of_torchvision(backbone: Any) -> Any:
     """The name of a backbone that timm may have; None for torchvision's, for which timm is not needed."""
-    return None if backbone in LAST_OF_RES4 else backbone
+    return None if not isinstance(backbone, str) or backbone in LAST_OF_RES4 else backbone
