@@ -46,6 +46,5 @@ class _Beginning:
         x = arguments[0] if arguments else None
         row = math.prod((options.get("grid") or self.grid)[1:]) if self.whole_rows else 1
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] % row:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ShapeError("x", got, f"(B, N, D) with whole rows of {row} tokens", "")
+            raise ShapeError("x", getattr(x, "shape", type(x)), f"(B, N, D) with whole rows of {row} tokens", "")
         return (shard(x.unflatten(1, (-1, row)), self.mesh).flatten(1, 2), *arguments[1:]), options

@@ -47,12 +47,10 @@ class Processes:
             store = dist.distributed_c10d._get_default_store()
             store.set(f"{waits}{self.rank}", "")
             self.group.abort()  # those who wait for this one fail now, too
-            absent = [r for r in range(self.size) if r != self.rank]
-            for _ in range(LOOKS):
-                if not absent or store.check([FAILED]):
-                    break
+            absent, looks = [r for r in range(self.size) if r != self.rank], 0
+            while absent and not store.check([FAILED]) and looks < LOOKS:
                 time.sleep(GRACE / LOOKS)
-                absent = [r for r in absent if not store.check([f"{waits}{r}"])]
+                absent, looks = [r for r in absent if not store.check([f"{waits}{r}"])], looks + 1
             if dist.get_rank() == 0:  # it may hold the store, which the others still read
                 time.sleep(GRACE)
             if store.check([FAILED]):

@@ -88,12 +88,8 @@ def _busiest(front: int, behind: int, own: int, processes: int) -> int:
     def sent(reach: int, others: int) -> int:  # to the next process, the one after it …
         return sum(min(max(reach - far * own, 0), own) for far in range(min(others, -(-reach // own))))
 
-    return max((sent(front, processes - 1 - rank) + sent(behind, rank) for rank in _ranks(processes)), default=0)
-
-
-def _ranks(processes: int) -> list[int]:
-    """The first, the middle and the last: a process in the middle has most neighbours on both sides."""
-    return sorted({0, processes // 2, processes - 1, (processes - 1) // 2})
+    ranks = (0, (processes - 1) // 2, processes // 2, processes - 1)  # in the middle there are most on both sides
+    return max(sent(front, processes - 1 - rank) + sent(behind, rank) for rank in ranks)
 
 
 def attention_bytes(

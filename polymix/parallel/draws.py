@@ -27,8 +27,5 @@ def with_own_draws(run: Callable[[Tensor], Tensor], processes: Processes, x: Ten
 def drop_apart(module: nn.Dropout, processes: Processes) -> None:
     """Let a dropout of tokens draw apart on each process."""
     plain = module.forward
-
-    def forward(x: Tensor) -> Tensor:
-        return with_own_draws(plain, processes, x) if module.training and module.p else plain(x)
-
-    module.forward = partial(forward)  # type: ignore[method-assign]
+    apart = partial(with_own_draws, plain, processes)
+    module.forward = lambda input: (apart if module.training and module.p else plain)(input)  # type: ignore[method-assign]

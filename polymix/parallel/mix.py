@@ -38,7 +38,7 @@ def forward(
     refuse(mixer, context, causal, options)
     whole, x = _agreed(mixer, processes, order, x, causal, options)
     mode = mixer.capabilities.sequence
-    if mode in ("halo", "gather") or (mode == "channels"):
+    if mode in ("halo", "gather", "channels"):
         y = {"halo": whole.by_halo, "gather": whole.by_gather, "channels": whole.by_channels}[mode](x)
     elif whole.segments is not None:
         y = by_segments(whole, x)
@@ -61,8 +61,7 @@ def prefill(
     mode = mixer.capabilities.sequence
     if not mixer.capabilities.recurrent or mode == "channels":
         got = f"prefill of a {mixer.name} on several processes, which hands on no state"
-        allowed = "pom, qt, linear, hydra, performer, mamba, local or a causal padre"
-        raise CapabilityError("mixer", got, allowed, "Run it on one process.")
+        raise CapabilityError("mixer", got, "a mixer with a state of fixed size", "Run it on one process.")
     whole, x = _agreed(mixer, processes, order, x, 1, {"mask": mask}, state)
     y, state = whole.continue_halo(x) if mode == "halo" else whole.by_scan(x)
     return finished(mixer, processes, x, y), state

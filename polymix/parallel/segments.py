@@ -34,8 +34,8 @@ def by_segments(whole: Any, x: Tensor) -> Tensor:
                                for p in whole.parts])  # fmt: skip
         for part in whole.own:
             for slot in slots[part]:
-                y = _read(whole, tokens[part][0], part, slot, ordered)
-                outputs[part] = torch.where(slot.mask.unsqueeze(-1), y, outputs[part])
+                read = _read(whole, tokens[part][0], part, slot, ordered)
+                outputs[part] = torch.where(slot.mask.unsqueeze(-1), read, outputs[part])
     y: Tensor = whole._in_order({part: y[:, : part.last - part.first] for part, y in outputs.items()})
     return y
 
