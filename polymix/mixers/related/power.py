@@ -40,7 +40,7 @@ class PowerMixer(HeadsMixer):
     monomials x_i1 … x_ip, with the m of the multiplicities of their variables, stand for all orders of their factors:
     no feature occurs twice. Without `normalize` y_i = Σ_j s_ij^p v_j / n_i, a polynomial of degree 2 p + 1.
 
-    With `gate` the weight of token j for token i is multiplied by ∏_{j < m ≤ i} γ_m, and n_i is the sum of these
+    With `gate` the weight of token j for token i is multiplied by ∏ γ_m over m = j + 1 … i, and n_i is the sum of these
     products: γ = σ(x W_g + b_g), one gate a head. The mixer is then causal. A layer that projects for it cannot take
     it, as the gates read x.
 
