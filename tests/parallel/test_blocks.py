@@ -1,7 +1,6 @@
 """Blocks whose tokens two processes share give what one process computes, to 1e-12 in float64: outputs and gradients."""
 
 import json
-import socket
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
 from polymix.parallel.blocks import split_blocks
+from tests.parallel.group import free_port
 from tests.processes import fork, statuses
 
 MIXERS = ("pom", "qt", "padre:kernel_size=3", "conv2former:kernel_size=3", "poly_nl", "linear_floor")
@@ -58,9 +58,7 @@ def work(rank, world, port, out):
 
 @pytest.mark.skipif(not dist.is_available(), reason="untested: two processes, for torch.distributed")
 def test_shared_blocks_are_exact(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     assert statuses([fork(work, rank, 2, port, tmp_path) for rank in range(2)]) == [0, 0]
     for rank in range(2):
         report = json.loads((tmp_path / f"{rank}.json").read_text())

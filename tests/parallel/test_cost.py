@@ -1,7 +1,6 @@
 """The cost model says what is counted at the collectives, in both passes, on 2 and 4 processes."""
 
 import json
-import socket
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.parallel import parallelize
 from polymix.parallel.collectives import Processes
 from polymix.parallel.cost import attention_bytes, mixer_bytes
+from tests.parallel.group import free_port
 from tests.processes import fork, statuses
 
 DIM, ROWS, TOKENS = 12, 2, 24
@@ -64,9 +64,7 @@ def work(rank, world, port, out):
 @pytest.mark.skipif(not dist.is_available(), reason="untested: bytes between processes, for torch.distributed")
 @pytest.mark.parametrize("world", [2, 4])
 def test_bytes_are_those_counted(world, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     assert statuses([fork(work, rank, world, port, tmp_path) for rank in range(world)]) == [0] * world
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
     for case in CASES:

@@ -1,7 +1,6 @@
 """`polymix bench --parallel`: attention by ring and all-to-all is attention, and rows say what was counted."""
 
 import json
-import socket
 from functools import partial
 
 import pytest
@@ -14,6 +13,7 @@ from polymix.mixers.spec import parse_mixers
 from polymix.parallel.collectives import Processes
 from polymix.workflows.bench.attention import all_to_all, ring
 from polymix.workflows.bench.parallel import HEADINGS, ParallelResults, ParallelSettings, bench_parallel, table
+from tests.parallel.group import free_port
 from tests.processes import fork, statuses
 
 SETTINGS = ParallelSettings("", 2, (16,), 12, 2, 1e-3, 10.0, 1.0)
@@ -41,9 +41,7 @@ def work(rank, world, port, out):
 
 
 def test_the_attention_that_mixers_are_compared_with_is_exact(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     assert statuses([fork(work, rank, 2, port, tmp_path) for rank in range(2)]) == [0, 0]
     for rank in range(2):
         report = json.loads((tmp_path / f"{rank}.json").read_text())
