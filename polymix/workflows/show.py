@@ -114,7 +114,7 @@ def able(can: Capabilities) -> str:
     """What a mixer can do, with suitable options, in words."""
     words = {
         "causal": "causal", "recurrent": "recurrent (a state of fixed size)", "cross": "cross (reads a context)",
-        "any_length": "any length with the same weights",
+        "keys": "queries, keys and values from inputs of their own", "any_length": "any length with the same weights",
     }  # fmt: skip
     parts = [text for name, text in words.items() if getattr(can, name)]
     parts += [f"grids of {'/'.join(map(str, can.grids))}-D"] if can.grids else []
