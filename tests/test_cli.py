@@ -92,6 +92,8 @@ def test_show_prints_the_cost_and_the_paper_s(capsys, moment):
     (["padre", "grid=4x4", "num_prefix_tokens=1"], ["17 tokens"]), (["castling", "n=4096"], ["1.22 G", "0.53 ms", "not counted"]),
     (["focused", "grid=64x64"], ["1.25 G"]), (["padre", "degree=4", "grid=64x64"], ["3.27 G", "4.22 ms"]),
     (["poly_nl", "dim=1024", "n=196", "preset=paper"], ["0.14 G"]),
+    (["padre-4", "grid=64x64"], ["3.27 G", "4.22 ms"]), (["pom:degree=3", "dim=64", "n=32"], ["degree=3"]),
+    (["poly_sa:positions=mean", "dim=64"], ["4,096 tokens"]), (["padre:token=monarch:blocks=4", "dim=16", "grid=4x4"], ["monarch"]),
     (["padre"], ["1.096 G", "1.10 G", "depthwise with that many taps", "d: the channels that an output"]),
 ])  # fmt: skip
 def test_show_others(capsys, words, texts, untimed):
@@ -110,6 +112,7 @@ def test_show_has_no_figure_for_other_options(capsys, untimed):
     (["show", "padre", "degree"], "option=value"), (["compare", "--mixers", "pomm"], "pom"), (["compare", "--tokens", "a"], "64,256"),
     (["compare", "--data", "/nowhere/at/all"], "--data"), (["compare", "--device", "cuda:99"], "--device"),
     (["compare", "--epoch", "3"], "--epochs"), (["compare", "--epochs", "three"], "--epochs"), (["comprae"], "comprae"),
+    (["show", "padre-4", "degree=3"], "degree"), (["lens", "padre-4", "degree=3"], "degree"),
     (["show"], "name"), (["compare", "--dtype", "int4"], "float32"), (["compare", "--data", "digits", "--image-size", "9"], "--patch-size"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_status_2(capsys, tmp_path, monkeypatch, arguments, named):

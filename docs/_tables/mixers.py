@@ -26,7 +26,8 @@ TOKENS, DIM, GRID = 4096, 192, (64, 64)
 LEGEND = "Default data, with the marks of [the table of all domains](../domains/index.md#results-on-the-default-data)."
 REQUIRED: dict[str, dict[str, Any]] = {"padre": {"grid": GRID}, "hyena": {"length": TOKENS}}  # to take TOKENS tokens
 CAPABILITIES = {
-    "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
+    "causal": "causal", "cross": "a separate context", "keys": "keys from another input",
+    "padding": "mask: padding", "arbitrary": "mask: any",
     "block_causal": "mask: block-causal", "segments": "mask: packed segments",
     "values": "values from another input", "recurrent": "recurrent (prefill, step)",
     "isolates_future": "causal: NaN in later tokens reaches no earlier output",
@@ -194,7 +195,9 @@ def mixer_facts(name: str) -> str:
     mixer, call = built(name)
     some, this = kind.capabilities, mixer.capabilities
     can: list[tuple[str, ...]] = [
-        (label, yes(some.has(key)), yes(this.has(key))) for key, label in CAPABILITIES.items()
+        (label, yes(some.has(key)), yes(this.has(key)))
+        for key, label in CAPABILITIES.items()
+        if key != "keys" or some.keys
     ]
     can.append(("grid of tokens", *(", ".join(f"{n}-D" for n in c.grids) or "–" for c in (some, this))))
     can.append(("feature maps (B, D, H, W)", yes(kind.feature_maps), yes(kind.feature_maps)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,9 @@ from polymix.extras import check_installed
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A mixer, such as padre, or file.py:function that returns a module.")],
+    name: Annotated[
+        str, typer.Argument(help="A mixer, such as padre or padre-3, or file.py:function that returns a module.")
+    ],
     options: Annotated[
         list[str] | None,
         typer.Argument(help="dim=8, options such as degree=3; for your own module, shape=1x6x4."),
@@ -35,44 +38,44 @@ def command(
     Example: polymix lens padre degree=3 grid=4x4 --out padre-lens
     """
     from polymix.files import output_folder
-    from polymix.options import parse_options
 
     check_choice("--image", image, (None, "digits"))
-    chosen = parse_options(options or [])
-    shape = chosen.pop("shape", None)
-    shape = (shape,) if isinstance(shape, int) else shape
     check_seed("--seed", seed)
     check_int("--order", order, 1, 4)
     if out is not None:
         check_installed("matplotlib", extra="train", why="The plots are drawn with it.")
     with nullcontext() if out is None else output_folder(out):
-        _lens(name, chosen, shape, order, out, seed, image)
+        _lens(name, options or [], order, out, seed, image)
 
 
-def _lens(
-    name: str, chosen: dict[str, Any], shape: Any, order: int, out: Path | None, seed: int, image: str | None
-) -> None:
+def _lens(name: str, words: list[str], order: int, out: Path | None, seed: int, image: str | None) -> None:
     """Measure, show and save."""
     import torch
 
-    from polymix import create_mixer
     from polymix.files import call_function, write_whole
     from polymix.lens import overview
+    from polymix.mixers.spec import parse_words
+    from polymix.options import parse_options
 
     torch.manual_seed(seed)
     own = ".py:" in name
     if own and image:
         raise OptionError("--image", image, "a mixer by name", "For your own model use polymix.lens.influence.")
-    dim = None if own else chosen.pop("dim", 8)
-    module = call_function(name, chosen) if dim is None else create_mixer(name, dim, **chosen)
+    options: dict[str, Any]
+    if own:
+        options, dim = parse_options(words), None
+        shape = options.pop("shape", None)
+        module = call_function(name, options)
+    else:
+        config, sizes = parse_words(name, words, ("dim", "shape"))
+        options, dim, shape = asdict(config), sizes.get("dim", 8), sizes.get("shape")
+        module = config.build(dim)
+    shape = (shape,) if isinstance(shape, int) else shape
     view = overview(module, order=order, shape=shape, seed=seed)
     if image:
-        from polymix.mixers import config_class
         from polymix.workflows.influence import influence_on_digits
 
-        view.results["influence"] = influence_on_digits(
-            config_class(name)(**{key: value for key, value in chosen.items() if key != "grid"}), seed=seed
-        )
+        view.results["influence"] = influence_on_digits(config.without_grid(), seed=seed)
         view.rows.append(("influence", str(view.results["influence"])))
     table = Table(Column("", no_wrap=True), Column(""), box=box.SIMPLE_HEAD, show_header=False, title=name)
     for row in view.rows:
@@ -81,6 +84,6 @@ def _lens(
     console.print(table)
     if out is not None:
         view.draw(out)
-        content = {"name": name, "options": {**chosen, "dim": dim, "shape": shape}, **view.content}
+        content = {"name": name, "options": {**options, "dim": dim, "shape": shape}, **view.content}
         write_whole(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         console.print(f"Plots and lens.json: {out}")

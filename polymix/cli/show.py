@@ -13,7 +13,9 @@ from polymix.errors import OptionError
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A mixer, such as padre; or a paper, such as PADRe, or a paper's host.")],
+    name: Annotated[
+        str, typer.Argument(help="A mixer, such as padre or padre-3; or a paper, such as PADRe, or a paper's host.")
+    ],
     options: Annotated[list[str] | None, typer.Argument(help="dim=192, n=4096, and options such as degree=3.")] = None,
     threads: Threads = None,
     as_json: AsJson = False,

@@ -222,7 +222,7 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
             allowed = f"{mixer.contexts} tensor(s) (B, M, {mixer.dim}), as this {mixer.name} was built with a pattern"
             raise ShapeError("context", None, allowed, "Pass it as the second argument; several of them as a tuple.")
         return ()
-    if not mixer.capabilities.cross:
+    if not (mixer.capabilities.cross or mixer.capabilities.keys):
         raise missing_capability(mixer.name, "cross", "context", "a separate context")
     parts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
     if len(parts) != mixer.contexts:
@@ -231,6 +231,9 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
         )
     for i, part in enumerate(parts):
         check_tokens(mixer, "context" if len(parts) == 1 else f"context[{i}]", part, batch=x.shape[0])
+        if not mixer.capabilities.cross and part.shape[1] != x.shape[1]:
+            cure = "A context of other tokens needs a mixer with the capability cross."
+            raise ShapeError("context", _shape(part), f"{_shape(x)}, a key in each place of x", cure)
     return parts
 
 

@@ -97,7 +97,8 @@ class TokenMixer(nn.Module, ABC):
 
         Args:
             x: (B, N, D). If the class has `feature_maps`, also (B, D, H, W).
-            context: (B, M, D), a separate sequence that x attends to. None: x itself.
+            context: (B, M, D), a separate sequence that x attends to. None: x itself. Mixers with `capabilities.keys`
+                but without `cross` take keys for the places of x, M = N.
             mask: boolean; True = the token takes part. (B, M) hides context tokens (padding); (B, N, M) says for each
                 query which context tokens it sees. Padded tokens with NaN, Inf or values of at least 1e4 count as
                 zeros, so that they reach neither outputs of real tokens nor gradients; so do context tokens that no

@@ -193,11 +193,6 @@ class PadreConfig(PrefixedGridConfig):
             got = f"True with grid={grid} and num_prefix_tokens={self.num_prefix_tokens}"
             raise OptionError("causal", got, "1-D sequences without prefix tokens",
                               "Use causal=False: order has no meaning on a grid.")  # fmt: skip
-        for option in ("weight", "constant"):
-            if getattr(self, option) == "full" and grid is None:
-                raise OptionError(
-                    option, '"full" without a grid', '"full" with grid=(N,) or (H, W)', "Pass grid=: W and L need N."
-                )
 
     def _check_resizing(self) -> None:
         for size, letter in (("out_tokens", "U"), ("out_dim", "V")):
@@ -251,7 +246,12 @@ class PadreConfig(PrefixedGridConfig):
         return self.changed(causal=True)
 
     def plan(self, dim: int) -> Plan:
-        """The plan for `dim` channels. Raises OptionError if heads does not divide dim."""
+        """The plan for `dim` channels. Raises OptionError if heads does not divide dim, or if W or L lacks its grid."""
+        for option in ("weight", "constant"):  # not before, as a host fills in its grid
+            if getattr(self, option) == "full" and self.grid is None:
+                raise OptionError(
+                    option, '"full" without a grid', '"full" with grid=(N,) or (H, W)', "Pass grid=: W and L need N."
+                )
         check_divides("heads", self.heads, "dim", dim)
         if self.normalize == "layer" and self.heads == dim:
             raise OptionError(

@@ -38,7 +38,8 @@ class PolySaMixer(TokenMixer):
     `sigma`. The position weights belong to `grid`. Other sizes resample them, linearly in 1-D and bicubically in 2-D,
     without the prefix tokens. The parameter is N · p_2, so that resampling keeps the sum of p_2 and with it the scale
     of the pooled vector. With `positions="mean"` p_1 = 1 and p_2 = 1/N, for any length and padding masks. With
-    `head_mixing="depthwise"` a 3×3 depthwise convolution replaces W_o.
+    `head_mixing="depthwise"` a 3×3 depthwise convolution replaces W_o. Queries, keys and values may have inputs of
+    their own, as behind CvT's convolutions: `mixer(x, keys, values=values)`, each (B, N, D).
 
     Raises: OptionError for a grid that is missing, or has no effect.
 
@@ -47,7 +48,7 @@ class PolySaMixer(TokenMixer):
     """
 
     name = "poly_sa"
-    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1, 2), sequence="sum")
+    capabilities = Capabilities(keys=True, values=True, masks=frozenset({"padding"}), grids=(1, 2), sequence="sum")
     impls = IMPLS
     config: PolySaConfig
 
@@ -72,6 +73,7 @@ class PolySaMixer(TokenMixer):
             self.p_1 = nn.Parameter(torch.ones(self.heads, size, **kw))
             self.p_2 = nn.Parameter(torch.ones(self.heads, size, **kw))  # N · p_2
         self.capabilities = Capabilities(
+            keys=True,
             values=True,
             masks=frozenset() if self.learned else frozenset({"padding"}),
             grids=() if config.grid is None else (len(config.grid),),
@@ -82,8 +84,8 @@ class PolySaMixer(TokenMixer):
         p_1, p_2 = self._positions(call.grid, x.shape[1])
         proj = affine(self.proj) if self.config.head_mixing is None else None
         y = ops.poly_sa(
-            x, affine(self.qkv.qkv), proj, p_1, p_2,
-            heads=self.heads, sigma=self.config.sigma, mask=call.mask, values=call.values, impl=self.config.impl,
+            x, affine(self.qkv.qkv), proj, p_1, p_2, heads=self.heads, sigma=self.config.sigma, mask=call.mask,
+            keys=context if call.cross else None, values=call.values, impl=self.config.impl,
         )  # fmt: skip
         return y if proj is not None else self.proj(y, call.grid, call.mask)
 

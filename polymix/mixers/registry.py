@@ -22,6 +22,7 @@ class Capabilities:
 
     causal: bool = False  # a token can be limited to its past
     cross: bool = False  # reads a separate context
+    keys: bool = False  # its context has as many tokens as x, in the same places: keys of their own
     values: bool = False  # can compute values from another input than keys, as attention(x + positions, x) does
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
     recurrent: bool = False  # has prefill and step, with a state of fixed size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -41,6 +42,16 @@ def parse_mixer(text: str, *, standalone: bool = False) -> tuple[str, MixerConfi
     built = config(**options)
     label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
     return label, built
+
+
+def parse_words(name: str, words: Sequence[str], others: Sequence[str]) -> tuple[MixerConfig, dict[str, Any]]:
+    """The config of a mixer whose options stand apart from its name: "padre-3" and ["grid=16x16", "dim=192"].
+
+    The options `others`, such as "dim", are not the mixer's. They are returned beside it.
+    """
+    own = [word for word in words if word.partition("=")[0] not in others]
+    rest = parse_options([word for word in words if word.partition("=")[0] in others])
+    return parse_mixer(":".join((name, *own)), standalone=True)[1], rest
 
 
 def _with_structures(words: list[str], names: set[str]) -> list[str]:

@@ -16,11 +16,11 @@ from polymix.measure.floor import floor
 from polymix.measure.machine import busy
 from polymix.measure.shapes import near_square
 from polymix.measure.timing import Call
-from polymix.mixers import PomMixer, TokenMixer, config_class, create_mixer
-from polymix.mixers.registry import Capabilities, mixer_class
-from polymix.mixers.spec import parse_mixer
+from polymix.mixers import PomMixer, TokenMixer
+from polymix.mixers.config import GridConfig
+from polymix.mixers.registry import Capabilities
+from polymix.mixers.spec import parse_mixer, parse_words
 from polymix.numbers import figure, plural
-from polymix.options import parse_options
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,16 @@ _FIGURES = {
 
 
 def show(name: str, options: Sequence[str]) -> Costs:
-    """The costs of the mixer `name` with options such as "degree=3", "dim=192" and "n=4096"."""
+    """The costs of the mixer `name`, as `parse_mixer` reads it, with words such as "degree=3", "dim=192", "n=4096"."""
     from polymix.train.published import lines, of_mixer
 
-    chosen = parse_options(options)
-    dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
+    config, sizes = parse_words(name, options, ("dim", "n"))
+    dim, n = sizes.get("dim", 192), sizes.get("n")
     if n is not None:
         check_int("n", n, 1, LONGEST)
-    takes_grid = 2 in mixer_class(name).capabilities.grids and "grid" in config_class(name).__dataclass_fields__
-    if n is None and "grid" not in chosen and takes_grid:
-        chosen["grid"] = _IMAGE
-    mixer = create_mixer(name, dim, **chosen)
+    elif 2 in config.mixer.capabilities.grids and isinstance(config, GridConfig) and config.placed:
+        config = config if config.grid else config.changed(grid=_IMAGE)
+    mixer = config.build(dim)
     if n is None:
         grid = mixer.config.built_grid
         n = math.prod(grid) + mixer.config.prefix if grid else 4096
@@ -103,7 +102,7 @@ def show(name: str, options: Sequence[str]) -> Costs:
     for it in figures:
         printed.setdefault(f"{it.source}{'; ' + it.note if it.note else ''}", []).append(it.value)
     sources += [f"{', '.join(values)}: {source.rstrip('.')}." for source, values in printed.items()]
-    sources += [f"Can do: {able(mixer_class(name).capabilities)}."]
+    sources += [f"Can do: {able(config.mixer.capabilities)}."]
     grid = mixer.config.built_grid
     sides = f", {' × '.join(f'{side:,}' for side in grid)}" if grid and len(grid) > 1 else ""
     values = {f.name: written(getattr(mixer.config, f.name)) for f in fields(mixer.config)}
@@ -115,7 +114,7 @@ def able(can: Capabilities) -> str:
     """What a mixer can do, with suitable options, in words."""
     words = {
         "causal": "causal", "recurrent": "recurrent (a state of fixed size)", "cross": "cross (reads a context)",
-        "any_length": "any length with the same weights",
+        "keys": "queries, keys and values from inputs of their own", "any_length": "any length with the same weights",
     }  # fmt: skip
     parts = [text for name, text in words.items() if getattr(can, name)]
     parts += [f"grids of {'/'.join(map(str, can.grids))}-D"] if can.grids else []

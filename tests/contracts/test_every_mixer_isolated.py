@@ -17,7 +17,7 @@ def ways(mixer):
     yield False, {}
     if mixer.capabilities.causal and not mixer.config.causal_by_build:
         yield False, {"causal": True}
-    if mixer.capabilities.cross:
+    if mixer.capabilities.cross or mixer.capabilities.keys:
         yield True, {}
 
 

@@ -50,7 +50,7 @@ def calls(mixer):
         yield {"segments": torch.arange(N).repeat(2, 1) // 5}, False
     if can.has("arbitrary"):
         yield {"mask": torch.rand(2, N, N, generator=torch.Generator().manual_seed(3)) < 0.6}, False
-    if can.cross:
+    if can.cross or can.keys:
         yield {}, True
         if can.has("padding"):
             yield {"mask": REAL}, True

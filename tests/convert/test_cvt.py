@@ -23,7 +23,7 @@ def test_cvt_mixes_every_size_on_its_own_grid():
 
 
 @pytest.mark.parametrize(("mixer", "lost"), [
-    ("softmax", set()), ("qt", set()), ("linear", set()), ("pom", {"key"}), ("poly_sa", {"key"}), ("padre", {"key"}),
+    ("softmax", set()), ("qt", set()), ("linear", set()), ("pom", {"key"}), ("poly_sa", set()), ("padre", {"key"}),
     ("mamba", {"query", "key"}),
 ])  # fmt: skip
 def test_cvt_keeps_the_convolutions_that_the_mixer_has_an_input_for(mixer, lost):
@@ -55,6 +55,8 @@ def test_what_cvt_s_mixers_read(mixer):
         grid = {"grid": (4, 6)} if adapter.mixer.capabilities.grids else {}
         if mixer in ("qt", "linear"):
             expected = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
+        elif mixer == "poly_sa":
+            expected = adapter.mixer(read("query", 1), read("key", 1), values=read("value", 1), **grid)
         elif mixer == "pom":
             expected = adapter.mixer(read("query", 1), read("value", 2))
         else:

@@ -141,6 +141,7 @@ def test_a_mixer_tied_to_a_size_is_refused_where_sizes_vary():
     whole = polymix.PadreConfig(weight="full", grid=(4, 4))
     refuses(vit(dynamic_img_size=True), whole, CapabilityError, "since the host's inputs vary")
     converts(vit(), whole, IMAGES)
+    converts(vit(), "padre:weight=full:constant=full", IMAGES)  # the grid is the host's
     refuses(vit(), polymix.PadreConfig(weight="full", grid=(2, 2)), OptionError, r"the host's grid \(4, 4\)")
 
 

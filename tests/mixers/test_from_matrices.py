@@ -249,7 +249,12 @@ def test_poly_nl_takes_feature_maps():
 def test_poly_sa(sigma, options, bias):
     mixer = build("poly_sa", 12, heads=3, sigma=sigma, bias=bias, **options)
     x = tokens(2, 12, 12)
-    close(mixer(x), reference.poly_sa(x, 3, **mixer.matrices(12, dtype=torch.float64), kind=sigma), TOL)
+    letters = mixer.matrices(12, dtype=torch.float64)
+    close(mixer(x), reference.poly_sa(x, 3, **letters, kind=sigma), TOL)
+    keys, values = tokens(2, 12, 12, seed=1), tokens(2, 12, 12, seed=2)
+    for own in ({"keys": keys}, {"keys": keys, "values": values}, {"keys": x, "values": values}):
+        expected = reference.poly_sa(x, 3, **letters, kind=sigma, **own)
+        close(mixer(x, own["keys"], values=own.get("values")), expected, TOL)
 
 
 @pytest.mark.parametrize(("built", "asked", "n"), [((6,), (11,), 11), ((3, 4), (5, 2), 10), ((3, 4), (6, 8), 48)])

@@ -64,11 +64,17 @@ def test_refusals():
         mixer(x, values=x[:, 1:])
     with pytest.raises(ShapeError, match="`values`"):
         mixer(x, values=x[..., 1:])
+    with pytest.raises(ShapeError, match=r"`context`.*a key in each place of x"):
+        build("poly_sa", DIM, positions="mean")(x, x[:, 1:])
     for name, impl in (("qt", "native"), ("padre", "native"), ("poly_sa", "blocked"), ("poly_nl", "native")):
         options = {"positions": "mean"} if name == "poly_sa" else {}
         named = polymix.create_mixer(name, DIM, impl=impl, **options)
         with torch.no_grad(), pytest.raises(CapabilityError, match="same tokens"):
             named(x.float(), values=x.float())
+    for impl in ("blocked", "native"):
+        named = polymix.create_mixer("poly_sa", DIM, impl=impl, positions="mean")
+        with torch.no_grad(), pytest.raises(CapabilityError, match="same tokens"):
+            named(x.float(), x.float() + 1)
 
 
 @pytest.mark.parametrize("name", ["padre", "pom", "qt", "poly_nl", "poly_sa", "softmax"])

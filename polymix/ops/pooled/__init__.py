@@ -57,6 +57,7 @@ def poly_sa(
     heads: int,
     sigma: str,
     mask: Tensor | None = None,
+    keys: Tensor | None = None,
     values: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
@@ -71,7 +72,8 @@ def poly_sa(
         heads: the number of heads.
         sigma: "softmax" over each head's channels, "sigmoid", "tanh" or "identity".
         mask: (B, N), True for real tokens.
-        values: (B, N, D), what V is computed from, if not from x. Eager or triton then runs.
+        keys: (B, N, D), what K and, without values, V are computed from, if not from x.
+        values: (B, N, D), what V is computed from. With keys or values eager or triton runs.
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
         (B, N, D) in the dtype of x. Cost: 4 N D² multiply-adds, or 3 N D² without `proj`.
@@ -79,13 +81,15 @@ def poly_sa(
         CapabilityError: the implementation requested by name does not support the call.
     """
     dim = x.shape[-1]
-    unsupported = {name: _SAME_TOKENS if values is not None and name != "triton" else None for name in KERNELS}
-    impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2, values), unsupported,
+    apart = keys is not None or values is not None
+    unsupported = {name: _SAME_TOKENS if apart and name != "triton" else None for name in KERNELS}
+    impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2, keys, values), unsupported,
                   slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return blocked.poly_sa(x, qkv, proj, p_1, p_2, heads=heads, kind=sigma, mask=mask)
-    if impl == "triton" or values is not None:
-        q, k, v = (part.unflatten(-1, (heads, -1)) for part in project(qkv, x, x, values))
+    if impl == "triton" or apart:
+        parts = project(qkv, x, x if keys is None else keys, values)
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in parts)
         gate = eager.gate_of_sum(k, pooled_product(k, v, p_2, mask, impl=impl), p_2, sigma, mask)
         y = gate_tokens(q, gate, p_1, impl=impl).flatten(2)
         return y if proj is None else F.linear(y, *proj)

@@ -47,14 +47,16 @@ def poly_sa(
     W_q: Tensor, W_k: Tensor, W_v: Tensor, W_o: Tensor,
     b_q: Tensor | None, b_k: Tensor | None, b_v: Tensor | None, b_o: Tensor | None,
     p_1: Tensor, p_2: Tensor,
-    *, kind: str = "softmax", real: Tensor | None = None,
+    *, kind: str = "softmax", real: Tensor | None = None, keys: Tensor | None = None, values: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Poly-SA, Eq. 18, with p_1 and p_2 (heads, N).
+    """Poly-SA, Eq. 18, with p_1 and p_2 (heads, N); keys and values: what K and V are computed from, if not from x.
 
     If a depthwise convolution mixes the heads, W_o is its token map (D, N, N). With `real` (B, N), the pooling is the
     mean over the real tokens of Eq. 16 instead of p_2.
     """
-    q, k, v = (heads_of(x, W, b, heads) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v)))
+    keys = x if keys is None else keys
+    values = keys if values is None else values
+    q, k, v = (heads_of(y, W, b, heads) for y, W, b in ((x, W_q, b_q), (keys, W_k, b_k), (values, W_v, b_v)))
     if real is None:
         pooled = torch.einsum("hn,bhnd->bhd", p_2, k * v)
     else:

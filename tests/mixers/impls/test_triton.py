@@ -30,6 +30,7 @@ TRITON = [
     *((case, call) for case in ("pom: 3", "pom rotary") for call in CALLS),
     *((case, call) for case in ("qt: compact 2", "qt: full 2") for call in QT_CALLS),
     *((case, call) for case in ("poly_nl: 2", "poly_nl order 2", "poly_nl order 2+3", "poly_sa: mean") for call in ("plain", "padding")),
+    *(("poly_sa: mean", call) for call in ("cross", "cross, padding")),  # keys of their own
     *((case, "plain") for case in CASES if case.startswith("padre") and CASES[case][1].get("degree", 2) < 4),
     *((case, "plain") for case in ONCE),
 ]  # fmt: skip
@@ -37,7 +38,8 @@ TRITON = [
 FAST = {
     ("pom: 3", "padding, segments"), ("pom: 3", "cross, padding"), ("pom rotary", "padding, causal"),
     ("qt: compact 2", "padding, causal"), ("qt: full 2", "cross, padding"), ("poly_nl order 2+3", "padding"),
-    ("poly_nl: 2", "plain"), ("poly_sa: mean", "padding"), ("poly_sa: learned 2-D", "plain"), ("poly_sa: depthwise", "plain"),
+    ("poly_nl: 2", "plain"), ("poly_sa: mean", "padding"), ("poly_sa: mean", "cross, padding"),
+    ("poly_sa: learned 2-D", "plain"), ("poly_sa: depthwise", "plain"),
     ("padre: 3", "plain"), ("pom: relu", "plain"),
 }  # fmt: skip
 
@@ -53,7 +55,7 @@ def test_triton_equals_eager_with_its_gradients(case, call):
     n = math.prod(options.get("grid", (11,))) + options.get("num_prefix_tokens", 0)
     mixer, kw = build(name, 12, **options), dict(CALLS[call])
     context = tokens(3, 11, 12, seed=5) if kw.pop("context", None) else None
-    x = tokens(3, 7 if context is not None else n, 12)
+    x = tokens(3, 7 if context is not None and mixer.capabilities.cross else n, 12)
     results = []
     for impl, dtype in (("triton", torch.float32), ("eager", torch.float64)):
         other = of(mixer, impl).to(dtype)

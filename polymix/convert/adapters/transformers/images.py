@@ -149,8 +149,9 @@ class CvtAdapter(EncoderAdapter):
     """(tokens, height, width) -> output. Queries, keys and values come from CvT's own convolutions.
 
     A mixer with a separate context and values of their own reads all three, keys and values from fewer places where
-    CvT's convolutions have a stride. A mixer that makes queries and keys from the same tokens reads the convolutions of
-    queries and values, and a mixer with one input that of the values, all with stride 1.
+    CvT's convolutions have a stride. Poly-SA, whose keys stand in the places of the queries, reads all three with
+    stride 1. A mixer that makes queries and keys from the same tokens reads the convolutions of queries and values, and
+    a mixer with one input that of the values, all with stride 1.
     """
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
@@ -165,7 +166,7 @@ class CvtAdapter(EncoderAdapter):
         can = mixer.capabilities
         if not can.has("values"):
             return (f"{_CVT}value",)
-        keys = (f"{_CVT}key",) if can.cross and mixer.config.reads_keys else ()
+        keys = (f"{_CVT}key",) if can.keys or (can.cross and mixer.config.reads_keys) else ()
         return (f"{_CVT}query", *keys, f"{_CVT}value")
 
     @classmethod
@@ -194,5 +195,5 @@ class CvtAdapter(EncoderAdapter):
         if "query" not in parts:
             return self.mixer(x, **how)
         if not self.mixer.capabilities.cross:
-            return self.mixer(x, values=value, **how)
+            return self.mixer(x, parts.get("key"), values=value, **how)
         return self.mixer(x, parts["key"], values=value, **how) if "key" in parts else self.mixer(x, value, **how)
