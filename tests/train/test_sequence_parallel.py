@@ -108,6 +108,9 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="no sequence that processes can share"):
         check_recipe(recipe_class("faces")(sequence_parallel=2, batch_size=2))
+    for domain in ("classify", "generation", "satellite", "segment3d"):
+        with pytest.raises(PolymixError, match="xca"):
+            check_recipe(recipe_class(domain).tiny().changed(mixer="xca", sequence_parallel=2, batch_size=2, accumulate=1))
     for options, what in (({"mixer": "performer", "packing": "segments"}, "segments"),
                           ({"mixer": "pom", "short_conv": 4}, "short_conv")):  # fmt: skip
         with pytest.raises(PolymixError, match=what):
