@@ -129,6 +129,7 @@ class SavedRun:
             task = check_recipe(self.recipe.changed(device=device, sequence_parallel=world, accumulate=1))
         task.say = say
         with TemporaryDirectory() as scratch, output_folder(out if rank == 0 else f"{scratch}/out", "out") as folder:
+            folder.mkdir(exist_ok=True)  # of a process that is not the first, whose files nobody reads
             data = self._data(Path(scratch))
             model = self._filled(data).to(device)
             Place(task.recipe).split(task, model)
