@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,14 +37,19 @@ def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
 
     def before(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(mixer, TokenMixer)
-        found.update(mixer.cost_ops(args[0].shape[1], kwargs.get("grid")))
+        batch = len(args[0])
+        for op in mixer.cost_ops(args[0].shape[1], kwargs.get("grid")):
+            if op.kind == "depthwise":
+                found[op] += batch
+            else:  # the first number of a shape counts rows, heads or products, which a batch has more of
+                found[replace(op, shape=(batch * op.shape[0], *op.shape[1:]))] += 1
         inside.append(mixer)
 
     def product(layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> None:
         if inside:
             return
         if isinstance(layer, nn.Conv2d):  # patches: a product of each with all filters
-            found[Op("linear", (output[0, 0].numel(), math.prod(layer.weight.shape[1:]), output.shape[1], 1))] += 1
+            found[Op("linear", (output[:, 0].numel(), math.prod(layer.weight.shape[1:]), output.shape[1], 1))] += 1
         else:
             x = args[0]
             found[Op("linear", (x.numel() // x.shape[-1], x.shape[-1], output.shape[-1], 1))] += 1
