@@ -239,9 +239,8 @@ def main() -> None:
     for how, state in ((how, state) for how in options.compare or COMPARE for state in options.states):
         row = measure_compare(how, state, options.limit)
         print(row, flush=True)
-        if row["others"] < MOST:
-            content["compare"].append(row)
-            save(content, options.out)
+        content["compare"].append(row)
+        save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from whole_model_steps.profile import parts_of
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.measure import manifest
+from polymix.measure.clock import CLOCKS, check_clock
 
 cure_torchvision()
 import timm
@@ -83,8 +84,8 @@ def run(model: nn.Module, given: dict[str, Any]) -> Any:
     return model(**given)
 
 
-def measure(name: str, size: int, mixers: tuple[str, ...], prepare: bool) -> list[dict[str, Any]]:
-    """The rows of one piece: attention, then the mixers. None where its models are only to be compiled."""
+def measure(name: str, size: int, mixers: tuple[str, ...], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one piece: attention, then the mixers. No rows where its models are only to be compiled."""
     torch.manual_seed(0)
     model, inputs, told, tokens = MODELS[name](size)
     models = {ATTENTION: model.eval()}
@@ -93,11 +94,12 @@ def measure(name: str, size: int, mixers: tuple[str, ...], prepare: bool) -> lis
     calls = {(mixer, "plain"): partial(run, part, inputs) for mixer, part in models.items()}
     for mixer, part in models.items():
         calls[mixer, "optimized"] = partial(run, polymix.optimize(copy.deepcopy(part)), inputs)
-        calls[mixer, "compiled"] = partial(run, torch.compile(copy.deepcopy(part), dynamic=False), inputs)
-        calls[mixer, "compiled"]()  # compiles, or reads what an earlier run has compiled
-    if prepare:
+        if options.compiled:
+            calls[mixer, "compiled"] = partial(run, torch.compile(copy.deepcopy(part), dynamic=False), inputs)
+            calls[mixer, "compiled"]()  # compiles, or reads what an earlier run has compiled
+    if options.prepare:
         return []
-    times = least_seconds(calls, SECONDS)
+    times = least_seconds(calls, SECONDS, options.clock)
     rows = []
     for mixer, part in models.items():
         plain, optimized = (times[mixer, how] for how in ("plain", "optimized"))
@@ -107,8 +109,8 @@ def measure(name: str, size: int, mixers: tuple[str, ...], prepare: bool) -> lis
             "model": name.removesuffix(ALL_LOGITS).removesuffix(BATCH), "input": told, "tokens": tokens, "mixer": mixer,
             "plain": plain, "optimized": optimized,
             "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
-            "compiled": times[mixer, "compiled"],
-            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]), "clock": "wall",
+            **({"compiled": times[mixer, "compiled"]} if options.compiled else {}),
+            "floor": floor_of(ops, options.clock), "parts": parts_of(calls[mixer, "optimized"]), "clock": options.clock,
         })  # fmt: skip
         both = times[ATTENTION, "optimized"] / optimized
         print(f"{name}, {told}, {mixer}: {times[ATTENTION, 'plain'] / plain:.2f} × attention; optimized "
@@ -120,7 +122,7 @@ def measure(name: str, size: int, mixers: tuple[str, ...], prepare: bool) -> lis
 def fastest(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a piece after another run: the least of each time, since other work on the machine only adds."""
     times = ("plain", "optimized", "compiled", "attention", "attention_optimized", "floor")
-    return [{**new, **{key: min(new[key], old[key]) for key in times if key in old},
+    return [{**new, **{key: min(new[key], old[key]) for key in times if key in new and key in old},
              "parts": min(new["parts"], old["parts"], key=lambda parts: sum(parts.values()))}
             for new, old in zip(rows, before, strict=True)]  # fmt: skip
 
@@ -131,8 +133,13 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {', '.join(CASES)}, separated by commas")
     parser.add_argument("--prepare", action="store_true", help="compile, and measure nothing")
     parser.add_argument("--more", action="store_true", help="add rounds to the pieces of the file")
+    parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="leave compiled models out")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: beside other work, with --threads 1"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
+    check_clock(options.clock, threads=options.threads)
     chosen = options.only.split(",") if options.only else list(CASES)
     if unknown := set(chosen) - set(CASES):
         parser.error(f"--only: expected some of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
@@ -144,7 +151,7 @@ def main() -> None:
         before = json.loads(options.out.read_text("utf-8"))
         pieces = before.get("pieces", {}) if before["machine"] == machine else {}
     for piece in chosen:
-        rows = measure(*CASES[piece], options.prepare)
+        rows = measure(*CASES[piece], options)
         if options.prepare:
             continue
         pieces[piece] = fastest(rows, pieces[piece]) if options.more and piece in pieces else rows

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from polymix.measure import in_turn, once, repeated
+from polymix.measure.clock import Clock
 from polymix.measure.floor import floor
 from polymix.mixers import TokenMixer
 from polymix.structured.cost import Cost, Op
@@ -17,17 +18,17 @@ from polymix.structured.cost import Cost, Op
 MAX_ROUNDS = 20
 
 
-def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
+def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float, clock: Clock) -> dict[Any, float]:
     """The seconds of each call, the fastest of several rounds in turn: other work on the machine only adds to them.
 
     The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
     """
-    first = {name: once(call) for name, call in calls.items()}
+    first = {name: once(call, clock=clock) for name, call in calls.items()}
     whole = sum(first.values())
     if whole > seconds / 2:  # one round is all there is time for
         return first
     rounds = max(1, min(MAX_ROUNDS, int((seconds - whole) / whole)))
-    return {name: timing.least for name, timing in in_turn(calls, rounds).items()}
+    return {name: timing.least for name, timing in in_turn(calls, rounds, clock=clock).items()}
 
 
 def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
@@ -71,16 +72,16 @@ def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
 _known: dict[Op, float] = {}  # models share most of their products
 
 
-def floor_of(ops: Counter[Op]) -> float:
+def floor_of(ops: Counter[Op], clock: Clock) -> float:
     """Seconds of all products: each is run by PyTorch, in blocks, by our kernel or with packed weights."""
     for op in ops:
         if op not in _known:
-            _known[op] = min(_least(way) for way in (floor(Cost(0, (op,))), *_packed(op)))
+            _known[op] = min(_least(way, clock) for way in (floor(Cost(0, (op,))), *_packed(op)))
     return sum(count * _known[op] for op, count in ops.items())
 
 
-def _least(call: Callable[[], Any]) -> float:
-    return repeated(call, seconds=0.15, most=15, warm_up=1).least
+def _least(call: Callable[[], Any], clock: Clock) -> float:
+    return repeated(call, seconds=0.15, most=15, warm_up=1, clock=clock).least
 
 
 def _packed(op: Op) -> list[Callable[[], Any]]:

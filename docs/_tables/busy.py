@@ -55,10 +55,14 @@ def compare() -> str:
         cells = []
         for state in ("quiet", "busy"):
             rows = [row for row in content["compare"] if (row["how"], row["state"]) == (how, state)]
-            cells.append(", ".join(f"{row['seconds']:.0f}" if row["ended"] else f"not ended in {row['seconds']:.0f}"
-                                   for row in rows) or "–")  # fmt: skip
+            cells.append("; ".join(map(_seconds, rows)) or "–")
         lines.append((how, *cells))
     return f"{table(('', 'quiet, s', 'busy, s'), lines)}\n\n`python benchmarks/busy.py OUT.json --compare`"
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    beside = f" (others took {row['others']:.1f} cores)" if row["others"] >= 0.1 else ""
+    return f"{row['seconds']:.0f}{'' if row['ended'] else ', not ended'}{beside}"
 
 
 def _of(row: dict[str, Any]) -> tuple[int, str]:
