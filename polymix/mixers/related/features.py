@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from polymix.errors import check_choice
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.states import Counts, StateSpec
@@ -18,6 +20,7 @@ from polymix.ops.related.linear_attention import (
 )
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 EPS = 1e-6
 
@@ -71,3 +74,49 @@ class FeatureMixer(HeadsMixer):
         width += self.normalize
         pool, ask = Op("matmul", (heads, features, n, width)), Op("matmul", (heads, n, features, width))
         return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+
+
+class GatedMixer(FeatureMixer):
+    """A FeatureMixer with `gate`: Y ⊙ (X W_g + b_g) in front of W_o. At init the gates are 1."""
+
+    config: GatedConfig
+    gate: nn.Linear | None
+
+    def add_projections(self, std: float, heads: int | None = None, **kw: Any) -> None:
+        super().add_projections(std, heads, **kw)
+        self.gate = Dense(self.dim, self.dim, **kw) if self.config.gate else None
+        if self.gate is not None:
+            nn.init.zeros_(self.gate.weight)
+            nn.init.ones_(self.gate.bias)  # type: ignore[arg-type]
+
+    def output(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.gate is not None:
+            y = y * self.gate(x).unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+        return super().output(x, y)
+
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        gate = {} if self.gate is None else {"W_g": self.gate.weight.t(), "b_g": self.gate.bias}
+        return {**super().named_matrices(n, grid), **gate}
+
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        gate = [] if self.gate is None else [linear_op(n, self.gate)]
+        return [*super().cost_ops(n, grid), *gate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConfig(HeadsConfig):
+    """Base of configs with a gate.
+
+    Args:
+        gate: a linear map of each token, with a bias, is a factor of what W_o reads. A layer that projects for the
+            mixer cannot take it.
+    """
+
+    gate: bool = False
+
+    @property
+    def attends(self) -> bool:
+        return not self.gate
+
+    def check(self) -> None:
+        check_choice("gate", self.gate, (True, False))
