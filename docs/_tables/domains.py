@@ -52,9 +52,7 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     for name, row in rows.items():
         speeds = [number(row[f"{kind}_per_second"], 1) for kind in ("training", "inference")]
         peak = number(row["peak_bytes"], 0, 2**-20)
-        lines.append(
-            (f"`{name}`", *(over_seeds(task, name, key) for key in metrics), row["steps"], *speeds, peak)
-        )
+        lines.append((f"`{name}`", *(over_seeds(task, name, key) for key in metrics), row["steps"], *speeds, peak))
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
     content = load(f"tasks/{task}/results.json")
