@@ -1,6 +1,7 @@
-"""Calls a second beside busy processes, by threads and by how long libgomp's threads spin before they sleep.
+"""Calls a second beside busy processes, by threads and by how long OpenMP's threads spin before they sleep.
 
-    python benchmarks/busy.py benchmarks/results/busy.json --tries 2
+    python benchmarks/busy.py benchmarks/results/busy.json --tries 2 [--libiomp FILE]
+    python benchmarks/busy.py benchmarks/results/busy.json --compare
 
 A thread that waits for another one spins; if that other one was descheduled, the spinning keeps it from running. Each
 row is one process with its own GOMP_SPINCOUNT or OMP_WAIT_POLICY, which libgomp reads when PyTorch loads it. It runs
@@ -11,11 +12,14 @@ machine takes from a program is not in its processor time. A row beside which ot
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from saving import read, save
@@ -26,13 +30,19 @@ from polymix.measure.clock import now
 BUSY = 3  # processes beside
 MOST = 0.1  # cores that other programs may have taken from a row that counts
 SECONDS = 1.0  # of a case
-VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "LD_PRELOAD")
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
-    **{f"{count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (100, 1_000, 3_000, 5_000, 10_000, 30_000)},
+    **{f"{count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (100, 300, 1_000, 3_000, 10_000, 30_000)},
     "passive": {"OMP_WAIT_POLICY": "passive"},
 }
-ROWS = [*((2, name) for name in SETTINGS), (1, "default")]
+LIBIOMP = {"libiomp": {}, "libiomp 1": {"KMP_BLOCKTIME": "1"}, "libiomp 0": {"KMP_BLOCKTIME": "0"}}
+ROWS = [*((2, name) for name in (*SETTINGS, *LIBIOMP)), (1, "default")]
+COMPARE = {  # how `polymix compare --quick` is run: its arguments, and what the user has set
+    "as the commands set it": ((), {}),
+    "PyTorch's default": ((), {"GOMP_SPINCOUNT": "300000"}),
+    "one thread": (("--threads", "1"), {}),
+}
 
 
 def training() -> Callable[[], object]:
@@ -127,49 +137,110 @@ def machine_seconds() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def one_row(threads: int, setting: str) -> tuple[dict[str, dict[str, float]], float]:
-    """Calls a second of every case, quiet and busy; and the cores that other programs took during the quiet part."""
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"OMP_NUM_THREADS": str(threads), **SETTINGS[setting]}
+def children_seconds() -> float:
+    """Processor time of the processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def clean(**variables: str) -> dict[str, str]:
+    """The environment with these variables, and nothing else that says how threads wait."""
+    return {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
+
+
+def one_row(threads: int, variables: dict[str, str]) -> tuple[dict[str, dict[str, float]], float]:
+    """Calls a second of every case, quiet and busy; and the cores that other programs took, of the two the more."""
+    environment = clean(OMP_NUM_THREADS=str(threads), **variables)
     command = [sys.executable, __file__, "--serve", str(threads)]
     with subprocess.Popen(command, env=environment, text=True, stdin=-1, stdout=-1) as process:
         assert process.stdin and process.stdout
         try:
             assert process.stdout.readline() == "ready\n", "the process of a row did not start"
-            rates, others = {}, 0.0
-            for state, count in (("quiet", 0), ("busy", BUSY)):
-                with spinning(count):
-                    start, spent = now(), machine_seconds()
+            rates, others = {}, []
+            for state in ("quiet", "busy"):
+                start, spent, spun = now(), machine_seconds(), children_seconds()
+                with spinning(BUSY * (state == "busy")):
                     process.stdin.write("\n")
                     process.stdin.flush()
                     own, *numbers = map(float, process.stdout.readline().split())
-                    rates[state] = dict(zip(CASES, numbers, strict=True))
-                    if state == "quiet":
-                        others = (machine_seconds() - spent - own) / (now() - start)
+                rates[state] = dict(zip(CASES, numbers, strict=True))
+                own += children_seconds() - spun
+                others.append((machine_seconds() - spent - own) / (now() - start))
         finally:
             process.kill()
-    return rates, others
+    return rates, max(others)
+
+
+def measure_rows(content: dict[str, Any], options: argparse.Namespace) -> None:
+    """Add a try of every row, and save after each."""
+    for threads, setting in (row for row in ROWS if row[1] in options.only):
+        what = {"threads": threads, "setting": setting}
+        if setting in LIBIOMP and not options.libiomp.is_file():
+            content["rows"] = [row for row in content["rows"] if row.get("absent") is None or what != {**row, **what}]
+            content["rows"].append({**what, "absent": "pip install --no-deps intel-openmp"})
+            save(content, options.out)
+            print(
+                f"{threads} {setting}: {options.libiomp} is not there; pip install --no-deps intel-openmp", flush=True
+            )
+            continue
+        preloaded = {"LD_PRELOAD": str(options.libiomp.resolve()), **LIBIOMP[setting]} if setting in LIBIOMP else None
+        rates, others = one_row(threads, preloaded or SETTINGS[setting])
+        if others < MOST:
+            content["rows"].append({**what, "others": others, **rates})
+            save(content, options.out)
+        cells = "".join(f"{rates['quiet'][case]:9.1f}{rates['busy'][case]:8.1f}" for case in CASES)
+        print(f"{threads} {setting:10}{cells}  others {others:.2f}{' left out' * (others >= MOST)}", flush=True)
+
+
+def measure_compare(how: str, state: str, limit: float) -> dict[str, Any]:
+    """The seconds of one `polymix compare --quick`, quiet or busy, and the cores that other programs took."""
+    arguments, variables = COMPARE[how]
+    environment = clean(**variables)
+    environment.pop("OMP_NUM_THREADS", None)  # the command finds its threads itself
+    start, spent, own = now(), machine_seconds(), children_seconds()
+    with tempfile.TemporaryDirectory() as out, spinning(BUSY * (state == "busy")):
+        command = [sys.executable, "-m", "polymix", "compare", "--quick", "--out", f"{out}/compare", *arguments]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        seconds = now() - start
+    if status > 0:
+        raise SystemExit(f"{' '.join(command)} ended with status {status}")
+    others = (machine_seconds() - spent - (children_seconds() - own)) / seconds
+    return {"how": how, "state": state, "seconds": seconds, "ended": status == 0, "others": others}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--tries", type=int, default=1, help="times that every row is measured and added")
-    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=[*SETTINGS], help="how threads wait, by name")
+    names = [*SETTINGS, *LIBIOMP]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="how threads wait, by name")
+    parser.add_argument("--libiomp", type=Path, default=Path(sys.prefix, "lib/libiomp5.so"), help="Intel's OpenMP")
+    parser.add_argument("--compare", nargs="*", choices=COMPARE, metavar="HOW", help=f"some of {', '.join(COMPARE)}")
+    parser.add_argument(
+        "--states", nargs="+", choices=("quiet", "busy"), default=("quiet", "busy"), help="of --compare"
+    )
+    parser.add_argument("--limit", type=float, default=600.0, help="of --compare: seconds after which it is stopped")
     parser.add_argument("--serve", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
-    content = read(options.out, {"machine": manifest("cpu", 2), "busy": BUSY, "clock": "wall", "rows": []})
-    for _ in range(options.tries):
-        for threads, setting in (row for row in ROWS if row[1] in options.only):
-            rates, others = one_row(threads, setting)
-            if others < MOST:
-                content["rows"].append({"threads": threads, "setting": setting, "others": others, **rates})
-                save(content, options.out)
-            cells = "".join(f"{rates['quiet'][case]:9.1f}{rates['busy'][case]:8.1f}" for case in CASES)
-            print(f"{threads} {setting:8}{cells}  others {others:.2f}{' left out' * (others >= MOST)}", flush=True)
+    new = {"machine": manifest("cpu", 2), "busy": BUSY, "clock": "wall", "rows": [], "compare": []}
+    content = read(options.out, new)
+    if options.compare is None:
+        for _ in range(options.tries):
+            measure_rows(content, options)
+        return
+    for how, state in ((how, state) for how in options.compare or COMPARE for state in options.states):
+        row = measure_compare(how, state, options.limit)
+        print(row, flush=True)
+        content["compare"].append(row)
+        save(content, options.out)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
 """Mixers under torch.compile: plain PyTorch compiled, the C kernels as nodes of the graph, and plain calls.
 
-    python benchmarks/compiled.py benchmarks/results/compiled.json
+    python benchmarks/compiled.py benchmarks/results/compiled.json [--only pom,qt] [--clock processor --threads 1]
 
 "auto" decides by this table (MIN_TOKENS_IN_A_GRAPH in polymix/ops/dispatch.py). One graph per row, of fixed shapes, by
 Inductor; the compilation takes several minutes and is not part of the times. A row of training is a forward and a
-backward.
+backward. Other mixers' rows stay in the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from saving import save
+from saving import read, save
 from target_steps.common import mixer, tokens
 
 import polymix
 from polymix.convert.tracing import Cotangents
+from polymix.measure.clock import CLOCKS, Clock, check_clock
 from polymix.measure.machine import manifest
 from polymix.measure.timing import interleaved
 
@@ -40,9 +41,9 @@ class Case(NamedTuple):
     training: bool
 
 
-def cases() -> list[Case]:
+def cases(mixers: Sequence[str] = MIXERS) -> list[Case]:
     shapes = [(shape, False) for shape in INFERENCE] + [(shape, True) for shape in TRAINING]
-    return [Case(name, *shape, training) for name in MIXERS for shape, training in shapes]
+    return [Case(name, *shape, training) for name in mixers for shape, training in shapes]
 
 
 def _own(module: torch.nn.Module) -> Callable[[torch.Tensor], Any]:
@@ -77,16 +78,18 @@ def prepare(case: Case, backend: str = "inductor") -> dict[str, Callable[[], Any
     return calls
 
 
-def measure(prepared: Mapping[Case, Mapping[str, Callable[[], Any]]], seconds: float) -> list[dict[str, Any]]:
+def measure(
+    prepared: Mapping[Case, Mapping[str, Callable[[], Any]]], seconds: float, clock: Clock = "wall"
+) -> list[dict[str, Any]]:
     """Milliseconds of each call, and what ran in the plain one."""
     rows = []
     for case, calls in prepared.items():
-        timings = interleaved(calls, seconds=seconds)
+        timings = interleaved(calls, seconds=seconds, clock=clock)
         module = mixer(case.mixer, case.tokens)
         with torch.set_grad_enabled(case.training):
             impl = polymix.explain(module, tokens(case.tokens, batch=case.batch))[0].impl
         rows.append(
-            {**case._asdict(), "plain": impl, "clock": "wall", "ms": {way: 1e3 * timings[way].median for way in calls}}
+            {**case._asdict(), "plain": impl, "clock": clock, "ms": {way: 1e3 * timings[way].median for way in calls}}
         )
     return rows
 
@@ -96,12 +99,20 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.25, help="of measuring each call")
+    parser.add_argument("--only", default=",".join(MIXERS))
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: beside other work, with --threads 1"
+    )
     options = parser.parse_args()
+    check_clock(options.clock, threads=options.threads)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    prepared = {case: prepare(case) for case in cases()}
-    rows = measure(prepared, options.seconds)
-    save({"machine": manifest("cpu", options.threads), "rows": rows}, options.out)
+    machine, names = manifest("cpu", options.threads), options.only.split(",")
+    content = read(options.out, {"machine": machine, "rows": []})
+    others = [row for row in content["rows"] if row["mixer"] not in names] if content["machine"] == machine else []
+    rows = measure({case: prepare(case) for case in cases(names)}, options.seconds, options.clock)
+    rows = sorted([*others, *rows], key=lambda row: MIXERS.index(row["mixer"]))
+    save({"machine": machine, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What the GPU kernels are compiled to, on a machine without a GPU, and the least time that published peaks allow.
 
-    python benchmarks/gpu_model.py OUT [--cards A100,H100] [--tokens 4096] [--only pom,qt] [--launches FILE]
+    python benchmarks/gpu_model.py OUT [--cards A100,MI300X] [--tokens 4096] [--only pom,qt] [--launches FILE]
 
 Every op, forward and backward, in float32 and bfloat16: each launch is caught and compiled for the card. Printed of an
 op: its launches' registers, spills, shared memory, occupancy, and whether they use tensor cores; its bytes and
 operations, counted in what the compiler made of them (`gpu_steps/counted.py`); and a bound in microseconds: the sum,
-over the launches, of the longest of three: bytes over the card's bytes/s, operations of products and others over its
-FLOP/s of their kind. A byte counts once per launch, however often it is read. A bound is no time: nothing ran.
+over the launches and PyTorch's own operations between them, of the longest of three: bytes over the card's bytes/s,
+operations of products and others over its FLOP/s of their kind. A byte counts once per launch, however often it is
+read. A bound is no time: nothing ran.
 
 `--launches` compiles what `tests/benchmarks/launches.py` has written down, and counts nothing.
 """
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_steps.bench import DTYPES, Sizes
-from gpu_steps.compiled import CARDS, Card, Launch, caught, compiled, read_launch
+from gpu_steps.compiled import CARDS, Card, Launch, Pass, caught, compiled, read_launch
 from gpu_steps.counted import Counts, counted
 from gpu_steps.ops import CASES, PASSES, Case, call
 from saving import save
@@ -32,8 +34,8 @@ SIZES = Sizes()
 UNITS = {"tf32": "tf32", "tf32x3": "tf32", "bf16": "bfloat16", "f16": "bfloat16"}  # of products; others are float32's
 
 
-def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> tuple[list[Launch], int]:
-    """The launches of one op, and the bytes that PyTorch moves between them."""
+def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> tuple[list[Launch], list[Pass]]:
+    """The launches of one op, and PyTorch's passes between them."""
     made = [
         part.requires_grad_()
         for part in case.make(
@@ -46,7 +48,7 @@ def launches_of(case: Case, dtype: str, pass_: str, tokens: int, amd: bool) -> t
             grad = torch.zeros_like(call(case, "forward", tokens, made)[0])
     with caught(amd) as (launches, passes):
         call(case, pass_, tokens, made, grad)
-    return launches, passes.bytes
+    return launches, passes
 
 
 def least_seconds(counts: Counts, card: Card) -> dict[str, float]:
@@ -60,16 +62,30 @@ def least_seconds(counts: Counts, card: Card) -> dict[str, float]:
     }
 
 
+def least_between(passes: list[Pass], card: Card) -> float:
+    """What PyTorch's passes take at the card's peaks; its products of float32 are not in tf32."""
+    return sum(
+        max(one.bytes / card.bytes_per_second, one.flops / card.flops[one.dtype] if one.flops else 0.0)
+        for one in passes
+    )
+
+
+@cache
+def counts_of(text: str, numbers: tuple[tuple[str, float], ...], grid: tuple[int, ...]) -> Counts:
+    """What is counted does not depend on the card, only on the form that the compiler gives it."""
+    return counted(text, dict(numbers), grid)
+
+
 def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> list[dict[str, Any]]:
     """The launches of one op, compiled and counted for each card."""
     answer = []
     for card in cards:
         peak = CARDS[card]
-        launches, between = launches_of(CASES[name], dtype, pass_, tokens, peak.amd)
-        kernels, bound = [], between / peak.bytes_per_second
+        launches, passes = launches_of(CASES[name], dtype, pass_, tokens, peak.amd)
+        kernels, bound = [], least_between(passes, peak)
         for launch in launches:
             code, text = compiled(launch, peak)
-            counts = counted(text, launch.numbers, launch.grid)
+            counts = counts_of(text, tuple(launch.numbers.items()), launch.grid)
             least = least_seconds(counts, peak)
             bound += max(least.values())
             kernels.append({
@@ -78,7 +94,9 @@ def rows(name: str, dtype: str, pass_: str, tokens: int, cards: list[str]) -> li
                 "bound_by": max(least, key=least.__getitem__),
             })  # fmt: skip
         answer.append({"op": name, "dtype": dtype, "pass": pass_, "tokens": tokens, "card": card,
-                       "bytes_between": between, "bound_seconds": bound, "kernels": kernels})  # fmt: skip
+                       "bytes_between": sum(one.bytes for one in passes),
+                       "flops_between": sum(one.flops for one in passes),
+                       "bound_seconds": bound, "kernels": kernels})  # fmt: skip
     return answer
 
 
@@ -100,6 +118,7 @@ def line(row: dict[str, Any]) -> str:
     products = any(kernel["products"] for kernel in row["kernels"])
     moved = row["bytes_between"] + sum(k["counts"]["read"] + k["counts"]["written"] for k in row["kernels"])
     flops = sum(k["counts"]["others"] + sum(k["counts"]["products"].values()) for k in row["kernels"])
+    flops += row["flops_between"]
     return (
         f"{row['op']:32} {row['dtype']:9} {row['pass']:9} {row['card']:6} {len(row['kernels'])} launches, "
         f"at most {worst['registers']} registers, {worst['spills']} spills, {worst['shared'] / 1024:.0f} KB shared; "
@@ -111,7 +130,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--cards", default="A100,H100", help=f"some of {','.join(CARDS)}")
+    parser.add_argument("--cards", default=",".join(CARDS), help=f"some of {','.join(CARDS)}")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--only", default="", help="ops whose names begin with one of these")
     parser.add_argument("--launches", type=Path)
@@ -129,7 +148,8 @@ def main() -> None:
                 for pass_ in PASSES:
                     content += rows(name, dtype, pass_, its.tokens, cards)
                     print(*map(line, content[-len(cards) :]), sep="\n", flush=True)
-                    save({"machine": manifest("cpu", 1), "rows": content}, its.out)
+                    save({"machine": manifest("cpu", 1), "cards": {card: asdict(CARDS[card]) for card in cards},
+                          "rows": content}, its.out)  # fmt: skip
 
 
 if __name__ == "__main__":

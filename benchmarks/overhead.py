@@ -1,6 +1,6 @@
 """What a call of a mixer costs in Python: the time before its first kernel, and the whole call on few tokens.
 
-    python benchmarks/overhead.py [benchmarks/results/overhead.json] [--tokens 196] [--threads 2]
+    python benchmarks/overhead.py [benchmarks/results/overhead.json] [--tokens 196] [--clock processor --threads 1]
 
 The first column is the median time from the call to the first kernel (a product, a softmax, or C), warm, without
 gradients: argument checks and the choice of the implementation. The second is the whole call with 16 tokens, most of it
@@ -20,6 +20,7 @@ from saving import save
 from torch import nn
 
 from polymix.measure import manifest, repeated
+from polymix.measure.clock import CLOCKS, Clock, check_clock
 from polymix.mixers.spec import parse_mixer
 from polymix.ops.native import library
 
@@ -66,13 +67,13 @@ def stopped_at_the_first_kernel() -> Iterator[None]:
         library._library = load
 
 
-def median_us(call: Any, repeats: int) -> float:
+def median_us(call: Any, repeats: int, clock: Clock) -> float:
     """The lowest of 20 medians: the median of a stretch in which nothing else had the processor."""
     count = max(1, repeats // 20)
-    return 1e6 * min(repeated(call, least=count, most=count).median for _ in range(20))
+    return 1e6 * min(repeated(call, least=count, most=count, clock=clock).median for _ in range(20))
 
 
-def until_the_first_kernel(mixer: nn.Module, x: torch.Tensor, repeats: int) -> float:
+def until_the_first_kernel(mixer: nn.Module, x: torch.Tensor, repeats: int, clock: Clock) -> float:
     """The median time from the call to the first kernel, in µs."""
     with torch.no_grad():
         for _ in range(3):
@@ -87,7 +88,7 @@ def until_the_first_kernel(mixer: nn.Module, x: torch.Tensor, repeats: int) -> f
         raise AssertionError("no kernel ran")
 
     with stopped_at_the_first_kernel():
-        return median_us(call, repeats)
+        return median_us(call, repeats, clock)
 
 
 def built(name: str, tokens: int, dim: int) -> nn.Module:
@@ -104,24 +105,29 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: beside other work, with --threads 1"
+    )
     options = parser.parse_args()
+    check_clock(options.clock, threads=options.threads)
     torch.set_num_threads(options.threads)
     rows = []
     print(f"{'':12}{'first kernel':>14}{'16 tokens':>12}")
     for name in MIXERS:
         mixer = built(name, options.tokens, options.dim)
-        first = until_the_first_kernel(mixer, torch.randn(1, options.tokens, options.dim), options.repeats)
+        x = torch.randn(1, options.tokens, options.dim)
+        first = until_the_first_kernel(mixer, x, options.repeats, options.clock)
         mixer_of_few = built(name, 16, options.dim)
         few = torch.randn(1, 16, options.dim)
         with torch.no_grad():
-            whole = median_us(lambda: mixer_of_few(few), options.repeats)  # noqa: B023
+            whole = median_us(lambda: mixer_of_few(few), options.repeats, options.clock)  # noqa: B023
         rows.append(
             {
                 "mixer": name,
                 "tokens": options.tokens,
                 "first_kernel_us": first,
                 "call_16_tokens_us": whole,
-                "clock": "wall",
+                "clock": options.clock,
             }
         )
         print(f"{name:12}{first:11.1f} µs{whole:9.1f} µs", flush=True)

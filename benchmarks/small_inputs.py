@@ -1,6 +1,7 @@
 """Which implementation is fastest on few tokens, and which "auto" takes: 16 to 512 tokens, batches of 1 to 64.
 
     python benchmarks/small_inputs.py benchmarks/results/small-inputs.json [--only qt,pom] [--threads 2] [--dim 192]
+        [--clock processor --threads 1]
 
 Forward (without gradients) and training step (forward and backward), float32 or --dtype bfloat16. The
 implementations of a cell are timed in turn. Cells that the file has are kept, so a run can be done in parts.
@@ -20,6 +21,7 @@ from torch import nn
 from polymix.convert.tracing import Cotangents
 from polymix.errors import CapabilityError
 from polymix.measure import manifest
+from polymix.measure.clock import CLOCKS, Clock, check_clock
 from polymix.measure.timing import interleaved_within
 from polymix.mixers.spec import parse_mixer
 from polymix.ops.dispatch import recording
@@ -43,7 +45,7 @@ def training(mixer: nn.Module, x: torch.Tensor) -> None:
 
 
 def cell(
-    name: str, dim: int, tokens: int, batch: int, dtype: torch.dtype, trains: bool, seconds: float
+    name: str, dim: int, tokens: int, batch: int, dtype: torch.dtype, trains: bool, seconds: float, clock: Clock
 ) -> dict[str, Any]:
     """The median time of each implementation in µs, and what "auto" takes."""
     side = math.isqrt(tokens)
@@ -60,8 +62,8 @@ def cell(
             taken = choices[0].impl
         else:
             calls[impl] = partial(run, mixer, x)
-    times = {impl: timing.median * 1e6 for impl, timing in interleaved_within(calls, seconds, "cpu").items()}
-    return {"clock": "wall", "us": times, "auto": taken, "auto_over_fastest": times[taken] / min(times.values())}
+    times = {impl: timing.median * 1e6 for impl, timing in interleaved_within(calls, seconds, "cpu", clock).items()}
+    return {"clock": clock, "us": times, "auto": taken, "auto_over_fastest": times[taken] / min(times.values())}
 
 
 def main() -> None:
@@ -72,7 +74,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seconds", type=float, default=0.3, help="per cell")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: beside other work, with --threads 1"
+    )
     options = parser.parse_args()
+    check_clock(options.clock, threads=options.threads)
     torch.set_num_threads(options.threads)
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     known = {tuple(row["case"]) for row in rows}
@@ -92,7 +98,10 @@ def main() -> None:
                     if case in known or tokens * batch > MOST:
                         continue
                     dtype = getattr(torch, options.dtype)
-                    row = {"case": case, **cell(name, options.dim, tokens, batch, dtype, trains, options.seconds)}
+                    row = {
+                        "case": case,
+                        **cell(name, options.dim, tokens, batch, dtype, trains, options.seconds, options.clock),
+                    }
                     rows.append(row)
                     times = "  ".join(f"{impl} {us:.0f}" for impl, us in row["us"].items())
                     print(*case, f" {times} µs; auto: {row['auto']}, {row['auto_over_fastest']:.2f}", flush=True)

@@ -25,6 +25,10 @@ from polymix.train.task import Task
 FEW = {
     "satellite": {"synthetic_train": 24, "synthetic_test": 4},
     "handwriting": {"synthetic_train": 64, "synthetic_test": 8},
+    "jigsaw": {},
+    "faces": {"scenes": 16, "test_scenes": 2},
+    "segment3d": {"scans": 2, "test_scans": 1},
+    "detect3d": {"scenes": 1, "test_scenes": 1},
 }
 NOTE = "Speeds: processor time of one thread (`python benchmarks/task_speeds.py {} …`)."
 

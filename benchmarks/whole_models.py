@@ -1,11 +1,12 @@
-"""Whole models before and after conversion, plain and under `polymix.optimize`: forward, batch 1, float32.
+"""Whole models before and after conversion, plain and under `polymix.optimize`: forward, float32.
 
     python benchmarks/whole_models.py benchmarks/results/whole-models.json [--only deit_tiny-224,gpt2-4096-pom]
 
-Every piece times the model with attention and with one or all mixers, each plain and optimized, deit_tiny at 224² also
-compiled (torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file,
-so that each can have the machine to itself for less than a minute, compilation aside. Each model's row also
-has its floor, which is the time of its bare products and convolutions, and what else the time goes to.
+Every piece times the model with attention and with one or all mixers, each plain, optimized and compiled
+(torch.compile, fixed shapes), in turn; the fastest of up to 20 rounds counts. Pieces are merged into the file, so that
+each can have the machine to itself for less than a minute, compilation aside: --prepare compiles beforehand, into
+PyTorch's cache, and --more adds rounds to pieces that the file has. Each model's row also has its floor, which is the
+time of its bare products and convolutions, and what else the time goes to.
 """
 
 # ruff: noqa: E402  the import path is set first
@@ -31,6 +32,7 @@ from whole_model_steps.profile import parts_of
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.measure import manifest
+from polymix.measure.clock import CLOCKS, check_clock
 
 cure_torchvision()
 import timm
@@ -40,16 +42,22 @@ ATTENTION = "attention"
 DEIT = ("padre", "pom", "qt", "poly_nl", "poly_sa", "linear_floor")
 GPT2 = ("pom", "qt", "padre")
 ALL_LOGITS = " all logits"  # of language models; else only those of the last token, as generation takes of a prompt
+BATCH = " batch"
 CASES = {f"deit_tiny-{size}": ("deit_tiny", size, DEIT) for size in (224, 512, 1024)} | {
     f"gpt2-{tokens}-{mixer}": ("gpt2", tokens, (mixer,)) for tokens in (1024, 4096) for mixer in GPT2
-} | {f"gpt2-4096-{mixer}-logits": ("gpt2" + ALL_LOGITS, 4096, (mixer,)) for mixer in GPT2}  # fmt: skip
-COMPILED = ("deit_tiny", 224)  # a compilation takes longer than all timed rounds of a piece
+} | {f"gpt2-4096-{mixer}-logits": ("gpt2" + ALL_LOGITS, 4096, (mixer,)) for mixer in GPT2} | {
+    "deit_tiny-224-batch": ("deit_tiny" + BATCH, 224, DEIT)}  # fmt: skip
 SECONDS = 30.0  # of all timed rounds of a piece
 
 
 def deit_tiny(size: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     model = timm.create_model("deit_tiny_patch16_224", img_size=size)
     return model, {"x": torch.randn(1, 3, size, size)}, f"{size}²", (size // 16) ** 2 + 1
+
+
+def deit_tiny_batch(size: int) -> tuple[nn.Module, dict[str, Any], str, int]:
+    model, inputs, told, tokens = deit_tiny(size)
+    return model, {"x": inputs["x"].repeat(8, 1, 1, 1)}, f"8 × {told}", tokens
 
 
 def gpt2(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
@@ -63,7 +71,12 @@ def gpt2_all_logits(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     return model, inputs | {"logits_to_keep": 0}, f"{told},{ALL_LOGITS}", tokens
 
 
-MODELS = {"deit_tiny": deit_tiny, "gpt2": gpt2, "gpt2" + ALL_LOGITS: gpt2_all_logits}
+MODELS = {
+    "deit_tiny": deit_tiny,
+    "deit_tiny" + BATCH: deit_tiny_batch,
+    "gpt2": gpt2,
+    "gpt2" + ALL_LOGITS: gpt2_all_logits,
+}
 
 
 @torch.inference_mode()
@@ -71,8 +84,8 @@ def run(model: nn.Module, given: dict[str, Any]) -> Any:
     return model(**given)
 
 
-def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of one piece: attention, then the mixers."""
+def measure(name: str, size: int, mixers: tuple[str, ...], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one piece: attention, then the mixers. No rows where its models are only to be compiled."""
     torch.manual_seed(0)
     model, inputs, told, tokens = MODELS[name](size)
     models = {ATTENTION: model.eval()}
@@ -81,21 +94,23 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
     calls = {(mixer, "plain"): partial(run, part, inputs) for mixer, part in models.items()}
     for mixer, part in models.items():
         calls[mixer, "optimized"] = partial(run, polymix.optimize(copy.deepcopy(part)), inputs)
-        if (name, size) == COMPILED:
+        if options.compiled:
             calls[mixer, "compiled"] = partial(run, torch.compile(copy.deepcopy(part), dynamic=False), inputs)
             calls[mixer, "compiled"]()  # compiles, or reads what an earlier run has compiled
-    times = least_seconds(calls, SECONDS)
+    if options.prepare:
+        return []
+    times = least_seconds(calls, SECONDS, options.clock)
     rows = []
     for mixer, part in models.items():
         plain, optimized = (times[mixer, how] for how in ("plain", "optimized"))
         ops = products_of(polymix.convert(model, "softmax", copy=True).model.eval() if mixer == ATTENTION else part,
                           inputs)  # fmt: skip
         rows.append({
-            "model": name.removesuffix(ALL_LOGITS), "input": told, "tokens": tokens, "mixer": mixer,
+            "model": name.removesuffix(ALL_LOGITS).removesuffix(BATCH), "input": told, "tokens": tokens, "mixer": mixer,
             "plain": plain, "optimized": optimized,
             "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
-            **({"compiled": times[mixer, "compiled"]} if (mixer, "compiled") in times else {}),
-            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]), "clock": "wall",
+            **({"compiled": times[mixer, "compiled"]} if options.compiled else {}),
+            "floor": floor_of(ops, options.clock), "parts": parts_of(calls[mixer, "optimized"]), "clock": options.clock,
         })  # fmt: skip
         both = times[ATTENTION, "optimized"] / optimized
         print(f"{name}, {told}, {mixer}: {times[ATTENTION, 'plain'] / plain:.2f} × attention; optimized "
@@ -104,12 +119,27 @@ def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any
     return rows
 
 
+def fastest(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a piece after another run: the least of each time, since other work on the machine only adds."""
+    times = ("plain", "optimized", "compiled", "attention", "attention_optimized", "floor")
+    return [{**new, **{key: min(new[key], old[key]) for key in times if key in new and key in old},
+             "parts": min(new["parts"], old["parts"], key=lambda parts: sum(parts.values()))}
+            for new, old in zip(rows, before, strict=True)]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", help=f"some of {', '.join(CASES)}, separated by commas")
+    parser.add_argument("--prepare", action="store_true", help="compile, and measure nothing")
+    parser.add_argument("--more", action="store_true", help="add rounds to the pieces of the file")
+    parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="leave compiled models out")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: beside other work, with --threads 1"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
+    check_clock(options.clock, threads=options.threads)
     chosen = options.only.split(",") if options.only else list(CASES)
     if unknown := set(chosen) - set(CASES):
         parser.error(f"--only: expected some of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
@@ -121,7 +151,10 @@ def main() -> None:
         before = json.loads(options.out.read_text("utf-8"))
         pieces = before.get("pieces", {}) if before["machine"] == machine else {}
     for piece in chosen:
-        pieces[piece] = measure(*CASES[piece])
+        rows = measure(*CASES[piece], options)
+        if options.prepare:
+            continue
+        pieces[piece] = fastest(rows, pieces[piece]) if options.more and piece in pieces else rows
         ordered = {name: pieces[name] for name in CASES if name in pieces}
         save({"machine": machine, "pieces": ordered}, options.out)
 

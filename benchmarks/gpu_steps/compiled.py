@@ -25,6 +25,7 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -48,6 +49,7 @@ class Card:
         shared: bytes of shared memory of a multiprocessor.
         bytes_per_second: of its memory.
         flops: dense FLOP/s by type, on the unit that our kernels use for it.
+        source: where the peaks are published.
     """
 
     arch: int | str
@@ -55,6 +57,7 @@ class Card:
     shared: int
     bytes_per_second: float
     flops: Mapping[str, float]
+    source: str
 
     @property
     def amd(self) -> bool:
@@ -65,14 +68,20 @@ class Card:
         return GPUTarget("hip", self.arch, 64) if self.amd else GPUTarget("cuda", self.arch, 32)
 
 
-# The makers' data sheets of A100 and H100 SXM, HGX B200 and MI300X; the table of compute capabilities in the CUDA C++
-# Programming Guide; the CDNA 3 instruction set (a compute unit has 4 SIMDs of 8 waves, and 64 KB of shared memory).
+def _peaks(float32: float, tf32: float, bfloat16: float) -> dict[str, float]:
+    """FLOP/s from TFLOP/s."""
+    return {"float32": float32 * 1e12, "tf32": tf32 * 1e12, "bfloat16": bfloat16 * 1e12}
+
+
+# What a multiprocessor holds: the table of compute capabilities in the CUDA C++ Programming Guide; the CDNA 3
+# instruction set (a compute unit has 4 SIMDs of 8 waves, and 64 KB of shared memory).
 CARDS = {
-    "A100": Card(80, 64, 164 << 10, 2.039e12, {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}),
-    "H100": Card(90, 64, 228 << 10, 3.35e12, {"float32": 67e12, "tf32": 495e12, "bfloat16": 990e12}),
-    "B200": Card(100, 64, 228 << 10, 8e12, {"float32": 80e12, "tf32": 1100e12, "bfloat16": 2250e12}),
-    "MI300X": Card("gfx942", 32, 64 << 10, 5.3e12, {"float32": 163.4e12, "tf32": 653.7e12, "bfloat16": 1307.4e12}),
-}
+    "A100": Card(80, 64, 164 << 10, 2.039e12, _peaks(19.5, 156, 312), "NVIDIA A100 data sheet, 80 GB SXM"),
+    "H100": Card(90, 64, 228 << 10, 3.35e12, _peaks(67, 495, 990), "NVIDIA H100 data sheet, SXM5"),
+    "B200": Card(100, 64, 228 << 10, 8e12, _peaks(80, 1100, 2250),
+                 "NVIDIA Blackwell Architecture Technical Brief, HGX B200"),
+    "MI300X": Card("gfx942", 32, 64 << 10, 5.3e12, _peaks(163.4, 653.7, 1307.4), "AMD Instinct MI300X data sheet"),
+}  # fmt: skip
 REGISTERS = 65536
 
 
@@ -125,28 +134,42 @@ class Code:
         return programs * self.warps / card.warps
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One of PyTorch's own operations: the bytes of its inputs and outputs, and the FLOP of a product."""
+
+    bytes: int
+    flops: int
+    dtype: str  # of the output
+
+
 class Passes(TorchDispatchMode):
-    """Counts the bytes that PyTorch's own operations read and write; views and fresh memory move none."""
+    """Collects PyTorch's own operations; views and fresh memory move no bytes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.passes: list[Pass] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func.namespace == "polymix":  # its kernel is launched, and calls PyTorch, inside
             with self:
-                return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+                return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
+        out = func(*args, **kwargs)
         alias = [result.alias_info for result in func._schema.returns]
         if not any(one is not None and not one.is_write for one in alias) and "empty" not in func.__name__:
             tensors = {id(t): t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)}
-            self.bytes += sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors.values())
+            moved = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors.values())
+            count = flop_registry.get(func._overloadpacket)
+            flops = count(*args, **kwargs, out_val=out) if count else 0
+            dtype = str(out.dtype).removeprefix("torch.") if isinstance(out, Tensor) else ""
+            self.passes.append(Pass(moved, flops, dtype))
         return out
 
 
 @contextmanager
-def caught(amd: bool = False) -> Iterator[tuple[list[Launch], Passes]]:
-    """Collect the launches made inside the context, and count PyTorch's passes between them.
+def caught(amd: bool = False) -> Iterator[tuple[list[Launch], list[Pass]]]:
+    """Collect the launches made inside the context, and PyTorch's passes between them.
 
     No kernel runs: outputs are not written. With `amd`, the launches are those of a PyTorch for AMD's cards.
     """
@@ -163,9 +186,9 @@ def caught(amd: bool = False) -> Iterator[tuple[list[Launch], Passes]]:
         mock.patch("torch.cuda.device_of", return_value=nullcontext()),
         mock.patch.object(torch.version, "hip", "6.4" if amd else None),
         mock.patch.dict("os.environ", TRITON_INTERPRET="1"),  # launchers take tensors of the CPU
-        Passes() as passes,
+        Passes() as between,
     ):
-        yield launches, passes
+        yield launches, between.passes
 
 
 def _launch(kernel: Any, args: tuple[Any, ...], kw: dict[str, Any], grid: Any) -> Launch:
@@ -232,6 +255,8 @@ def _of_nvidia(built: Any) -> Code:
     loads = Counter[int]()
     for vector, bits in re.findall(r"\bld\.global(?:\.[a-z:_0-9]+)*?(?:\.v(\d))?\.[bfus](\d+)\b", ptx):
         loads[int(vector or 1) * int(bits) // 8] += 1
+    for size in re.findall(r"\bcp\.async\.c[ag]\.shared\.global.*?, (0x\w+)", ptx):  # right to shared memory
+        loads[int(size, 16)] += 1
     return Code(
         registers=said["REG"], stack=said["STACK"], spills=said["spills"],
         shared=built.metadata.shared, warps=built.metadata.num_warps,

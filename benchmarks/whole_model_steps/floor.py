@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from polymix.measure import in_turn, once, repeated
+from polymix.measure.clock import Clock
 from polymix.measure.floor import floor
 from polymix.mixers import TokenMixer
 from polymix.structured.cost import Cost, Op
@@ -16,17 +18,17 @@ from polymix.structured.cost import Cost, Op
 MAX_ROUNDS = 20
 
 
-def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
+def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float, clock: Clock) -> dict[Any, float]:
     """The seconds of each call, the fastest of several rounds in turn: other work on the machine only adds to them.
 
     The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
     """
-    first = {name: once(call) for name, call in calls.items()}
+    first = {name: once(call, clock=clock) for name, call in calls.items()}
     whole = sum(first.values())
     if whole > seconds / 2:  # one round is all there is time for
         return first
     rounds = max(1, min(MAX_ROUNDS, int((seconds - whole) / whole)))
-    return {name: timing.least for name, timing in in_turn(calls, rounds).items()}
+    return {name: timing.least for name, timing in in_turn(calls, rounds, clock=clock).items()}
 
 
 def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
@@ -36,14 +38,19 @@ def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
 
     def before(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(mixer, TokenMixer)
-        found.update(mixer.cost_ops(args[0].shape[1], kwargs.get("grid")))
+        batch = len(args[0])
+        for op in mixer.cost_ops(args[0].shape[1], kwargs.get("grid")):
+            if op.kind == "depthwise":
+                found[op] += batch
+            else:  # the first number of a shape counts rows, heads or products, which a batch has more of
+                found[replace(op, shape=(batch * op.shape[0], *op.shape[1:]))] += 1
         inside.append(mixer)
 
     def product(layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> None:
         if inside:
             return
         if isinstance(layer, nn.Conv2d):  # patches: a product of each with all filters
-            found[Op("linear", (output[0, 0].numel(), math.prod(layer.weight.shape[1:]), output.shape[1], 1))] += 1
+            found[Op("linear", (output[:, 0].numel(), math.prod(layer.weight.shape[1:]), output.shape[1], 1))] += 1
         else:
             x = args[0]
             found[Op("linear", (x.numel() // x.shape[-1], x.shape[-1], output.shape[-1], 1))] += 1
@@ -65,16 +72,16 @@ def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
 _known: dict[Op, float] = {}  # models share most of their products
 
 
-def floor_of(ops: Counter[Op]) -> float:
+def floor_of(ops: Counter[Op], clock: Clock) -> float:
     """Seconds of all products: each is run by PyTorch, in blocks, by our kernel or with packed weights."""
     for op in ops:
         if op not in _known:
-            _known[op] = min(_least(way) for way in (floor(Cost(0, (op,))), *_packed(op)))
+            _known[op] = min(_least(way, clock) for way in (floor(Cost(0, (op,))), *_packed(op)))
     return sum(count * _known[op] for op, count in ops.items())
 
 
-def _least(call: Callable[[], Any]) -> float:
-    return repeated(call, seconds=0.15, most=15, warm_up=1).least
+def _least(call: Callable[[], Any], clock: Clock) -> float:
+    return repeated(call, seconds=0.15, most=15, warm_up=1, clock=clock).least
 
 
 def _packed(op: Op) -> list[Callable[[], Any]]:

@@ -229,10 +229,17 @@ def overview() -> str:
                 config.cost_formula,
                 *([config.layer_of or "–"] if named(names) else []),
             )
-            rows.append((f"[{name}]({name}.md)", *map(text, cells)))
-        head = ("mixer", "output", "a token sees", "multiply-adds", *(["layer of"] if named(names) else []))
+            year = [first_source(name)] if named(names) else []
+            rows.append((f"[{name}]({name}.md)", *map(text, cells), *year))
+        head = ("mixer", "output", "a token sees", "multiply-adds", *(["layer of", "source"] if named(names) else []))
         parts += [f"### {title}", table(head, rows)]
     return "\n\n".join(parts)
+
+
+def first_source(name: str) -> str:
+    """The first source of a mixer: its authors and the year."""
+    source = split_doc(mixer_class(name))[1]["Source"]
+    return linked(text((re.match(r".*?\b(?:19|20)\d\d\)?", source) or re.match(r"[^;]*", source))[0].rstrip(".")))
 
 
 def named(names: Iterable[str]) -> bool:

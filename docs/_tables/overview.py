@@ -104,7 +104,7 @@ def _domain(
 def _tasks() -> Iterator[Domain]:
     for task, metric in MAIN_METRICS.items():
         rows = measured(task)
-        more = load(f"tasks/{task}/results.json").get("second_seed", []) if rows else []
+        more = load(f"tasks/{task}/results.json").get("other_seeds", []) if rows else []
         runs = {mixer: [row["metrics"][metric]] for mixer, row in rows.items()}
         for row in more:
             runs[row["mixer"]].append(row["metrics"][metric])

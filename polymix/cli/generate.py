@@ -48,6 +48,9 @@ def command(
     vae: Annotated[str | None, typer.Option(help="Images: folder of the autoencoder of a model of latents.")] = None,
     out: Annotated[Path | None, typer.Option(help="Images: the picture's file. Default: samples.png.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
+    sequence_parallel: Annotated[
+        int, typer.Option(help="Texts: processes that read a prompt together: all that torchrun has started.")
+    ] = 1,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as saved.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …")] = "cpu",
     threads: Threads = None,
@@ -74,6 +77,7 @@ def command(
             "--prompt": prompt, "--lines": lines, "--stream": stream, "--max-new-tokens": max_new_tokens,
             "--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--beams": None if beams == 1 else beams,
             "--dtype": dtype, "--trust": trust,
+            "--sequence-parallel": None if sequence_parallel == 1 else sequence_parallel,
         })  # fmt: skip
         drawn = Settings(tuple(class_ or ()), num, steps, guidance, sampler, seed, vae, out or SHEET)
         typer.echo(draw(folder, drawn, device=device, threads=thread_count(threads)))
@@ -88,6 +92,7 @@ def command(
             prompt,
             settings,
             lines=lines,
+            sequence_parallel=sequence_parallel,
             device=device,
             dtype=dtype,
             trust=trust,

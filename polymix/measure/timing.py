@@ -120,30 +120,30 @@ def interleaved(
     return in_turn(calls, rounds, repeats=repeats, device=device, clock=clock)
 
 
-def interleaved_within(calls: Mapping[K, Call], seconds: float, device: str) -> dict[K, Timing]:
+def interleaved_within(calls: Mapping[K, Call], seconds: float, device: str, clock: Clock = "wall") -> dict[K, Timing]:
     """Time all calls in turn in about `seconds` altogether.
 
     Calls that are too slow for that have a single run. A call that runs out of memory is left out.
     """
-    first = {name: run for name, call in calls.items() if (run := _first_run(call, seconds, device)) is not None}
+    first = {name: run for name, call in calls.items() if (run := _first_run(call, seconds, device, clock)) is not None}
     left, fast = seconds, {}
     for name in sorted(first, key=first.__getitem__):
         left -= MIN_CALLS * first[name]
         if left >= 0:
             fast[name] = calls[name]
-    timings = interleaved(fast, seconds=seconds / max(len(fast), 1), device=device)
+    timings = interleaved(fast, seconds=seconds / max(len(fast), 1), device=device, clock=clock)
     return {name: timings[name] if name in timings else Timing((run,)) for name, run in first.items()}
 
 
-def _first_run(call: Call, seconds: float, device: str) -> float | None:
+def _first_run(call: Call, seconds: float, device: str, clock: Clock) -> float | None:
     """Seconds of a call, the better of two if there is time for more; None where it runs out of memory."""
     try:
-        run = once(call, device)
+        run = once(call, device, clock=clock)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         return None
-    return run if run * MIN_CALLS > seconds else min(run, once(call, device))
+    return run if run * MIN_CALLS > seconds else min(run, once(call, device, clock=clock))
 
 
 def out_of_memory(error: BaseException) -> bool:

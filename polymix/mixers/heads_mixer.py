@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from polymix.errors import CapabilityError
 from polymix.mixers.checks import MixerCall
-from polymix.mixers.heads import Heads
+from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import missing_capability
 from polymix.mixers.states import Place, Summary
 from polymix.ops.shared.tensors import share
+from polymix.structured.base import init_
 from polymix.structured.cost import Op
-from polymix.structured.dense import affine
+from polymix.structured.dense import Dense, affine
 
 H = TypeVar("H", bound=TokenMixer)
 
@@ -27,15 +28,29 @@ class HeadsMixer(TokenMixer):
     qkv: Heads
     proj: nn.Linear
 
+    def add_projections(self, std: float, heads: int | None = None, **kw: Any) -> None:
+        """Add `qkv` with `heads` heads, or the number that the config says, and `proj` with weights of std / √D.
+
+        std: what W_o has to make of the output of `attend` at init, over its standard deviation.
+        """
+        self.heads = head_count(self.config.heads if heads is None else heads, self.dim)
+        self.qkv = Heads(self.dim, self.heads, self.config.bias, **kw)
+        self.proj = Dense(self.dim, self.dim, self.config.bias, **kw)
+        init_(self.proj.weight, self.dim, std)
+
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         y, _ = self.attend(q, k, v, mask=call.mask, causal=bool(call.causal), cross=call.cross)
-        return self.proj(y.transpose(1, 2).flatten(-2))
+        return self.output(x, y)
 
     def scan(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
         y, state = self.attend(q, k, v, mask=mask, causal=True, state=state)
-        return self.proj(y.transpose(1, 2).flatten(-2)), state
+        return self.output(x, y), state
+
+    def output(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mixer's output for tokens x and what they got from `attend`, y (B, heads, N, e)."""
+        return self.proj(y.transpose(1, 2).flatten(-2))
 
     def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
         width = self.qkv.qkv.out_features // 3
@@ -46,7 +61,7 @@ class HeadsMixer(TokenMixer):
     def read_state(self, x: Tensor, state: Any, mask: Tensor | None = None, place: Place | None = None) -> Tensor:
         q = F.linear(x, *share(affine(self.qkv.qkv), 0, self.qkv.qkv.out_features // 3))
         y = self.ask(q.unflatten(-1, (self.qkv.heads, -1)).transpose(1, 2), state)
-        return self.proj(y.transpose(1, 2).flatten(-2).to(x.dtype))
+        return self.output(x, y.to(x.dtype))
 
     def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
         """The state of keys and values (B, heads, N, ·) that `ask` reads."""
@@ -55,6 +70,9 @@ class HeadsMixer(TokenMixer):
     def ask(self, q: Tensor, state: Any) -> Tensor:
         """What `attend` gives to queries (B, heads, N, d) that see all tokens of `state`."""
         raise missing_capability(self.name, "sequence", self.name, "outputs from a state of all tokens")
+
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
 
 class Elsewhere(nn.Module):

@@ -58,12 +58,9 @@ def prefill(
     Raises as `forward`.
     """
     refuse(mixer, None, int(causal), {"mask": mask})
-    mode = mixer.capabilities.sequence
-    if not mixer.capabilities.recurrent or mode == "channels":
-        got = f"prefill of a {mixer.name} on several processes, which hands on no state"
-        raise CapabilityError("mixer", got, "a mixer with a state of fixed size", "Run it on one process.")
+    refuse_pieces(mixer)
     whole, x = _agreed(mixer, processes, order, x, 1, {"mask": mask}, state)
-    y, state = whole.continue_halo(x) if mode == "halo" else whole.by_scan(x)
+    y, state = whole.continue_halo(x) if mixer.capabilities.sequence == "halo" else whole.by_scan(x)
     return finished(mixer, processes, x, y), state
 
 
@@ -95,6 +92,13 @@ def refuse(mixer: TokenMixer, context: Any, causal: int, options: dict[str, Any]
     for argument, capability in (("mask", "padding"), ("segments", "segments")):
         if options.get(argument) is not None and capability not in can.masks:
             raise missing_capability(mixer.name, capability, argument, f"{argument}= ({capability})")
+
+
+def refuse_pieces(mixer: TokenMixer) -> None:
+    """Raise CapabilityError for a mixer that hands no state from one piece of a shared sequence to the next."""
+    if not mixer.capabilities.recurrent or mixer.capabilities.sequence == "channels":
+        got = f"prefill of a {mixer.name} on several processes, which hands on no state"
+        raise CapabilityError("mixer", got, "a mixer with a state of fixed size", "Run it on one process.")
 
 
 def _check(mixer: TokenMixer, x: Tensor, mask: Any, segments: Any, state: Any) -> None:

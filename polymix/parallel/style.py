@@ -59,14 +59,7 @@ def parallelize(model: M, mesh: DeviceMesh, *, order: str = "contiguous") -> M:
         CapabilityError: a mixer or another layer cannot be split; nothing is changed, nothing was communicated.
         OptionError: the model has no mixers, or the order is unknown.
     """
-    style = SequenceParallel(order=order)
-    mixers = [part for part in model.modules() if isinstance(part, TokenMixer)]
-    if not mixers:
-        raise OptionError("model", "a model without mixers", "mixers of polymix", "Convert its attention first.")
-    for mixer in mixers:
-        refuse(mixer, None, 0, {})
-    for name, part in model.named_modules():
-        _refuse_layer(name, part)
+    style, mixers = SequenceParallel(order=order), check_split(model)
     inside = {id(part) for mixer in mixers for part in mixer.modules()}
     for mixer in mixers:
         style._apply(mixer, mesh)
@@ -74,6 +67,18 @@ def parallelize(model: M, mesh: DeviceMesh, *, order: str = "contiguous") -> M:
         if isinstance(part, nn.Dropout) and id(part) not in inside:
             drop_apart(part, Processes(mesh.get_group()))
     return model
+
+
+def check_split(model: nn.Module) -> list[TokenMixer]:
+    """The mixers of a model. Raises what `parallelize` raises about it."""
+    mixers = [part for part in model.modules() if isinstance(part, TokenMixer)]
+    if not mixers:
+        raise OptionError("model", "a model without mixers", "mixers of polymix", "Convert its attention first.")
+    for mixer in mixers:
+        refuse(mixer, None, 0, {})
+    for name, part in model.named_modules():
+        _refuse_layer(name, part)
+    return mixers
 
 
 @contextmanager

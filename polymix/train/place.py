@@ -60,13 +60,23 @@ def first_of_all(work: Callable[[], T]) -> T:
     rank, world = processes()
     if world == 1:
         return work()
-    _join_processes()
+    join_processes()
     result = work() if rank == 0 else None
     distributed.broadcast_object_list([None], device=torch.device("cpu"))
     return work() if result is None else result
 
 
-def _join_processes() -> None:
+def check_all_share(shares: int) -> int:
+    """The number of processes. OptionError unless all that torchrun has started share each sequence."""
+    world = processes()[1]
+    if world != shares:
+        got = f"{shares} with {plural(world, 'process')}"
+        raise OptionError("sequence_parallel", got, "the number of processes", "Start as many with torchrun.")
+    return world
+
+
+def join_processes() -> None:
+    """Find the other processes that torchrun started, where there are some and that has not been done."""
     if distributed.is_initialized() or "WORLD_SIZE" not in os.environ:
         return
     cuda = torch.cuda.is_available()
@@ -95,7 +105,7 @@ class Place:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        _join_processes()
+        join_processes()
         self.rank, self.world = processes()
         self.shares = recipe.sequence_parallel
         self.batch_rank, self.batch_world = self.rank // self.shares, self.world // self.shares

@@ -20,7 +20,7 @@ from polymix.numbers import plural
 from polymix.results import RESULTS, Results, schema_name, wrong_part
 from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_header
-from polymix.train.place import Place
+from polymix.train.place import Place, check_all_share
 from polymix.train.recipe import Recipe
 from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA
@@ -123,15 +123,13 @@ class SavedRun:
         for path in paths:
             if not path.exists():
                 raise DataError("files", f"{path}, which does not exist", "a file or folder", "Check the path.")
-        rank, world = processes()
-        if world != sequence_parallel:
-            got = f"{sequence_parallel} with {plural(world, 'process')}"
-            raise OptionError("sequence_parallel", got, "the number of processes", "Start as many with torchrun.")
+        rank, world = processes()[0], check_all_share(sequence_parallel)
         task, say = self.task, say if rank == 0 else silent
         if world > 1:
             task = check_recipe(self.recipe.changed(device=device, sequence_parallel=world, accumulate=1))
         task.say = say
         with TemporaryDirectory() as scratch, output_folder(out if rank == 0 else f"{scratch}/out", "out") as folder:
+            folder.mkdir(exist_ok=True)  # of a process that is not the first, whose files nobody reads
             data = self._data(Path(scratch))
             model = self._filled(data).to(device)
             Place(task.recipe).split(task, model)

@@ -284,6 +284,14 @@ class Task(ABC, Generic[R, D]):
             raise OptionError("sequence_parallel", got, "a model with `blocks`, one after another", "Pass 1.")
         return [list(blocks)]
 
+    def check_shared(self, model: nn.Module) -> None:
+        """For `check`: raise, of a model on the meta device, what would keep processes from sharing its sequences."""
+        if self.recipe.sequence_parallel > 1:
+            from polymix.parallel.style import check_split
+
+            for block in (block for run in self.shared_blocks(model) for block in run):
+                check_split(block)
+
     # What is said of it
 
     def better(self, name: str) -> Metric:

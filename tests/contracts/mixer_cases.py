@@ -78,6 +78,13 @@ CASES = {
     "power": ("power", {"heads": 3}),
     "power-mean": ("power", {"heads": 3, "normalize": False}),
     "hla": ("hla", {"heads": 3}),
+    "mala": ("mala", {"heads": 3}),
+    "mala-gate": ("mala", {"heads": 3, "gate": True}),
+    "nala": ("nala", {"heads": 3}),
+    "pola": ("pola", {"heads": 3}),
+    "pola-free": ("pola", {"heads": 3, "gate": False}),
+    "rala": ("rala", {"heads": 3}),
+    "rala-free": ("rala", {"heads": 3, "gate": False}),
     # related: sequence
     "hyena": ("hyena", {"length": 4096}),
     "hyena-3": ("hyena", {"length": 4096, "order": 3, "filter_width": 8, "emb_dim": 5, "shift": 0.05}),

@@ -231,6 +231,16 @@ def test_compile_without_breaks(case):
     assert len(set(graphs(mixer, calls, any_length=free))) == 1, "a new length must not compile again"
 
 
+@traced(CASES)
+def test_compile_under_autocast_without_breaks_or_warnings(case, recwarn):
+    """PyTorch warns of "silent incorrectness" where a trace meets a cached function, as the choice of kernels had one."""
+    mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]
+    x = tokens(2, 13 if free else 12, 12, dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graphs(mixer, [(x, {})], any_length=free, tolerance=0.05)
+    assert not [str(warning.message) for warning in recwarn if "incorrect" in str(warning.message)]
+
+
 # A bias that shifts all logits of a query alike: the softmax cancels it, and what is left of its gradient is rounding.
 IDLE = {"non_local": "layer.p.bias", "gc": "layer.conv_attn.bias"}
 

@@ -34,6 +34,10 @@ RECURRENT = {
     "power": ("power", {"heads": 2}),
     "power-gate": ("power", {"heads": 2, "degree": 3, "normalize": False, "gate": True}),
     "hla": ("hla", {"heads": 2}),
+    "mala": ("mala", {"heads": 2}),
+    "mala-gate": ("mala", {"heads": 1, "gate": True}),
+    "nala": ("nala", {"heads": 1}),
+    "pola": ("pola", {"heads": 2}),
     "hyena": ("hyena", {"filter": "explicit", "length": 4, "order": 3}),
     "hyena-fft": ("hyena", {"filter": "explicit", "length": 70}),
     "mamba": ("mamba", {"state_size": 4}),
@@ -139,6 +143,7 @@ PERMUTABLE = {
     "latent_gnn": {"latent": 4, "reduction": 2},
     "linear": {}, "efficient": {"heads": 2}, "hydra": {}, "sima": {}, "relu_linear": {"norm": None}, "xca": {"heads": 2},
     "performer": {}, "additive": {}, "power": {"heads": 2}, "hla": {},
+    "mala": {}, "nala": {}, "pola": {}, "rala": {},
     "knn": {"k": 3, "metric": "euclidean", "aggregate": "max_relative"},
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from polymix.domains.segment3d.synthetic import synthetic
 from polymix.domains.segment3d.task import BLOCKS, Segment3dTask
 from polymix.errors import DataError, OptionError
 from polymix.files import output_names
-from polymix.train.data.scans.lidar import SURFACES
+from polymix.train.data.scans.lidar import BRIGHT, DARK, SURFACES, street
 from polymix.train.optimizers import rated_groups
 from polymix.train.recipe import Recipe
 from polymix.train.run import train
@@ -74,7 +74,26 @@ def test_synthetic_scans_are_read_as_they_were_written(kitti):
     raw = numpy.fromfile(kitti / "sequences/08/labels/000000.label", dtype=numpy.uint32)
     assert (raw >> 16).max() > 10, "instances"
     assert numpy.array_equal([FROM_KITTI[k] for k in (raw & 0xFFFF).tolist()], cloud.classes)
+    bright = {KITTI[k]: cloud.points[cloud.classes == k, 3].mean() for k in numpy.unique(cloud.classes)}
+    assert abs(bright["car"] - bright["building"]) < 0.05 < abs(bright.get("truck", 1) - bright["building"])
     assert 8_000 < len(cloud.points) < 16_000 and numpy.abs(cloud.points[:, :3]).max() < 45
+
+
+def test_a_car_is_told_from_a_truck_by_the_houses_alone():
+    """Each brightness is as frequent among cars as among trucks; with the houses' it decides."""
+    counts = dict.fromkeys(((kind, shine) for kind in ("car", "truck") for shine in (DARK, BRIGHT)), 0)
+    for place in range(100):
+        solids = street(numpy.random.default_rng([0, 0, place]))
+        (houses,) = {solid.shine for solid in solids if solid.surface == "building"}
+        for solid in solids:
+            if solid.surface in ("car", "truck"):
+                assert (solid.shine == houses) == (solid.surface == "car")
+                counts[solid.surface, solid.shine] += 1
+                assert abs(solid.centre[1]) + solid.half[1] + 3 < min(
+                    abs(house.centre[1]) - house.half[1] for house in solids if house.surface == "building"
+                ), "the houses are too near: convolutions would see both"
+    assert min(counts.values()) > 0.7 * max(counts.values())
+    assert not any(solid.surface == "truck" or solid.shine for solid in street(numpy.random.default_rng(0), "what"))
 
 
 def test_each_point_has_the_label_of_its_voxel_and_training_varies(kitti):

@@ -7,7 +7,7 @@ import torch._dynamo.testing
 from tests.helpers import close
 
 
-def graphs(mixer, calls, any_length=True):
+def graphs(mixer, calls, any_length=True, tolerance=1e-5):
     """How many graphs there are after each call (x, options); fullgraph, and backward where x asks for a gradient.
 
     The batch and the length are marked as dynamic: a trace that ties either to a number is an error."""
@@ -20,9 +20,10 @@ def graphs(mixer, calls, any_length=True):
             if torch.is_tensor(tensor):
                 torch._dynamo.mark_dynamic(tensor, (0, 1))
         y, expected = compiled(x, **options), mixer(x, **options)
-        close(y, expected, 1e-5)
+        assert y.dtype == expected.dtype
+        close(y, expected, tolerance)
         if x.requires_grad:
             (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x)
-            close(ours, plain, 1e-4)
+            close(ours, plain, 10 * tolerance)
         found.append(counter.frame_count)
     return found

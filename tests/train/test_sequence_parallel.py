@@ -8,13 +8,16 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import OptionError, PolymixError
 from polymix.train.registry import recipe_class
 from polymix.train.run import check_recipe, train
+from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
 from tests.processes import fork, statuses
 from tests.train.test_elastic import STEPS, environments, largest_difference, outcome, start
@@ -102,12 +105,51 @@ def test_domains_share_the_tokens_within_their_blocks(domain, options, tmp_path)
         assert mine == pytest.approx(others, rel=2e-3) and mine, name
 
 
+def predict_shared(folder, file, world, environment):
+    """One process of `polymix predict` for one file."""
+    os.environ.update(environment)
+    SavedRun.of(folder).predict([file], folder.parent / f"seen-{world}", sequence_parallel=world)
+
+
+@two_processes
+@pytest.mark.parametrize(("domain", "mixer", "pattern"), [
+    ("classify", "padre", "*.png"),
+    pytest.param("satellite", "padre", "S2_*.npy", marks=pytest.mark.slow),
+    pytest.param("segment3d", "qt", "velodyne/*.bin", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_two_processes_predict_what_one_predicts(domain, mixer, pattern, tmp_path):
+    folder, options, random = tmp_path / "run", {"mixer": mixer}, np.random.default_rng(0)
+    if domain == "classify":
+        options["data"] = str(tmp_path / "data")
+        for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
+            file = tmp_path / "data" / f"{name}.png"
+            file.parent.mkdir(exist_ok=True, parents=True)
+            Image.fromarray(random.integers(0, 255, (20, 20), dtype=np.uint8)).save(file)
+    assert statuses([fork(train_tiny, domain, folder, options, {})]) == [0]
+    file = min((tmp_path / "data").rglob(pattern))
+    for world in (1, 2):
+        runs = [(folder, file, world, each) for each in environments(world, tmp_path / f"seen-{world}")]
+        assert statuses([fork(predict_shared, *run) for run in runs]) == [0] * world
+    (mine,), (other,) = (
+        json.loads((tmp_path / f"seen-{world}" / "predictions.json").read_text())["results"] for world in (2, 1)
+    )
+    assert mine.keys() == other.keys()
+    for name, value in other.items():
+        number = isinstance(value, (float, dict))
+        assert mine[name] == (pytest.approx(value, abs=1e-4) if number else value), name
+
+
 def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
     with pytest.raises(OptionError, match="a divisor of the number of processes"):
         check_recipe(TextRecipe(sequence_parallel=2))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="no sequence that processes can share"):
         check_recipe(recipe_class("faces")(sequence_parallel=2, batch_size=2))
+    for domain in ("classify", "generation", "satellite", "segment3d"):
+        with pytest.raises(PolymixError, match="xca"):
+            check_recipe(
+                recipe_class(domain).tiny().changed(mixer="xca", sequence_parallel=2, batch_size=2, accumulate=1)
+            )
     for options, what in (({"mixer": "performer", "packing": "segments"}, "segments"),
                           ({"mixer": "pom", "short_conv": 4}, "short_conv")):  # fmt: skip
         with pytest.raises(PolymixError, match=what):

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from polymix.domains.classify.published import DEIT, PUBLISHED
 from polymix.train.data.idx import FASHION
 from polymix.train.hosts import registered as registered_host
+from polymix.train.hosts import with_its_mixer
 from polymix.train.recipe import (
     BatchSize,
     Count,
@@ -120,11 +121,7 @@ class ClassifyRecipe(Recipe):
         registered = registered_host(options.get("host"))
         if registered is None:
             return options
-        mixer, host, matched = registered
-        if options.get("mixer", mixer) != mixer:
-            got = f"{options['mixer']!r} with host={options['host']}"
-            raise wrong("mixer", got, repr(mixer), f"Use host={host} for another mixer.")
-        return {**options, "mixer": mixer, "host": host, **({"match_parameters": True} if matched else {})}
+        return with_its_mixer(options, "host", registered) | ({"match_parameters": True} if registered[2] else {})
 
     @model_validator(mode="after")
     def _options_fit(self) -> ClassifyRecipe:

@@ -74,7 +74,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
         check_memory("image_size", f"an image of {side} × {side} pixels", 4 * 3 * side**2)
         transforms(recipe)
         if recipe.host is None:
-            self._model(3, 2, device="meta")
+            self.check_shared(self._model(3, 2, device="meta"))
             tokens = (side // recipe.patch_size) ** 2
             # Attention is fused; the activations in training are at least these.
             size, what = 4 * tokens * recipe.dim * recipe.depth * recipe.part_size, f"a training on {tokens:,} tokens"
@@ -87,6 +87,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
                 got = f"{recipe.host} with {error}"
                 raise OptionError("host", got, "a host that takes these options", "Leave host_depth out.") from error
             self._check_sizes(model)
+            self.check_shared(model)
 
     def _check_sizes(self, model: nn.Module) -> None:
         """OptionError unless a host on the meta device takes images of all the recipe's sizes."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.domains.detect3d.extent import Extent
 from polymix.errors import OptionError
+from polymix.train.data.scans.options import Streets
 from polymix.train.recipe import (
     BatchSize,
     CheckpointEvery,
@@ -116,6 +117,7 @@ class Detect3dRecipe(ObjectsRecipe):
         min_length=1,
         description="with nms=circle: metres within which a box is dropped; one, or one for each group",
     )
+    question: Streets = "same"
     scenes: Count = Field(60, description="training drives of the default data, with two keyframes each")
     test_scenes: Count = Field(20, description="its test drives")
 

@@ -23,7 +23,7 @@ MOUNT_YAW = -numpy.pi / 2  # of the LiDAR on the vehicle, as nuScenes has it: x 
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 _LEVELS = ("v0-40", "v40-60", "v60-80", "v80-100")
 _ATTRIBUTES = ("vehicle.moving", "vehicle.parked", "pedestrian.moving", "pedestrian.standing")
-_KINDS = {"car": "vehicle", "person": "pedestrian"}  # the surfaces of objects with boxes
+_KINDS = {"car": "vehicle", "truck": "vehicle", "person": "pedestrian"}  # the surfaces of objects with boxes
 # nuScenes' categories, in the order of the numbers that nuScenes-lidarseg gives them.
 _CATEGORIES = (
     "noise", "animal", "human.pedestrian.adult", "human.pedestrian.child", "human.pedestrian.construction_worker",
@@ -34,7 +34,8 @@ _CATEGORIES = (
     "vehicle.emergency.police", "vehicle.motorcycle", "vehicle.trailer", "vehicle.truck", "flat.driveable_surface",
     "flat.other", "flat.sidewalk", "flat.terrain", "static.manmade", "static.other", "static.vegetation", "vehicle.ego",
 )  # fmt: skip
-_CATEGORY_OF = {"car": "vehicle.car", "person": "human.pedestrian.adult", "road": "flat.driveable_surface",
+_CATEGORY_OF = {"car": "vehicle.car", "truck": "vehicle.truck", "person": "human.pedestrian.adult",
+                "road": "flat.driveable_surface",
                 "sidewalk": "flat.sidewalk", "building": "static.manmade", "pole": "static.manmade",
                 "vegetation": "static.vegetation"}  # fmt: skip
 _NUMBERS = numpy.zeros(1 << 8, dtype=numpy.uint8)  # SemanticKITTI's to nuScenes'
@@ -42,11 +43,13 @@ for _surface, (_raw, _) in SURFACES.items():
     _NUMBERS[_raw] = _CATEGORIES.index(_CATEGORY_OF[_surface])
 
 
-def synthetic(folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3) -> Path:
+def synthetic(
+    folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3, question: str = "same"
+) -> Path:
     """Write drives as nuScenes has them into a folder, and return it.
 
     They have boxes, and labels of the keyframes' points as in nuScenes-lidarseg. Every scene is a drive of half a
-    second, with two keyframes, through a street of its own.
+    second, with two keyframes, through a street of its own. question: one of `Streets`.
     """
     folder = Path(folder)
     for kind in (f"samples/{LIDAR}", f"sweeps/{LIDAR}", f"lidarseg/{VERSION}", "maps", VERSION):
@@ -55,7 +58,7 @@ def synthetic(folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: 
     writer = _Writer(folder)
     names = [f"scene-{number:04d}" for number in range(scenes + test_scenes)]
     for number, name in enumerate(names):
-        writer.drive(name, numpy.random.default_rng([seed, number, 3]), number, sweeps)
+        writer.drive(name, numpy.random.default_rng([seed, number, 3]), number, sweeps, question)
     for table, rows in writer.tables.items():
         (folder / VERSION / f"{table}.json").write_text(json.dumps(rows))
     splits = {"train": names[:scenes], "val": names[scenes:]}
@@ -86,8 +89,8 @@ class _Writer:
                                     for index, name in enumerate(_CATEGORIES)]  # fmt: skip
         self.tables["attribute"] += [{"token": name, "name": name, "description": ""} for name in _ATTRIBUTES]
 
-    def drive(self, name: str, rng: Generator, number: int, sweeps: int) -> None:
-        solids, speeds = moving_street(rng)
+    def drive(self, name: str, rng: Generator, number: int, sweeps: int, question: str) -> None:
+        solids, speeds = moving_street(rng, question)
         start, pace = numpy.array([rng.uniform(-3, 0), rng.uniform(-1.5, 1.5), 0.0]), rng.uniform(0, 8)
         yaw = rng.uniform(-numpy.pi, numpy.pi)
         world = Pose.of(quaternion_of(yaw), [*rng.uniform(100, 1000, 2), 0.0], name)  # of the street
@@ -158,15 +161,15 @@ class _Writer:
                 "next": f"{instance}-{key + 1}" if key + 1 < KEYFRAMES else ""})  # fmt: skip
 
 
-def moving_street(rng: Generator) -> tuple[list[Solid], list[float]]:
+def moving_street(rng: Generator, question: str = "same") -> tuple[list[Solid], list[float]]:
     """A street, and how fast each of its solids moves along x, in metres per second; half of the cars and persons do.
 
     Cars have sides of their own, and stand or drive to the right of the road.
     """
     solids, speeds = [], []
-    for solid in street(rng):
+    for solid in street(rng, question):
         speed = 0.0
-        if solid.surface == "car":
+        if solid.surface in ("car", "truck"):
             onwards = solid.centre[1] < 0  # traffic keeps to the right
             long, wide, high = (side * rng.uniform(0.85, 1.2) for side in solid.half)
             yaw = solid.yaw + (0.0 if onwards else numpy.pi)

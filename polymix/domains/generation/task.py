@@ -55,7 +55,7 @@ class GenerationTask(GeneratorTask[GenerationRecipe, GenerationData]):
         if self.recipe.vae is not None or self.recipe.layout == "latents":
             side = max(side // LATENT_PIXELS, 1) * self.recipe.patch  # the latents' size is not known yet
         with torch.device("meta"):
-            self._build((1, side, side), 2)
+            self.check_shared(self._build((1, side, side), 2))
 
     def problems(self, source: str) -> list[str]:
         return reading.problems_of(source, self.recipe.layout)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK, PicturesRecipe, Question, Scenes, TestScenes
 from polymix.train.hosts import registered as registered_host
+from polymix.train.hosts import with_its_mixer
 from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
 
 R = TypeVar("R", bound="InstancesRecipe")
@@ -74,11 +75,7 @@ class InstancesRecipe(PicturesRecipe):
         registered = registered_host(_not_of_torchvision(options.get("backbone")))
         if registered is None or registered[2]:
             return options
-        mixer, host, _ = registered
-        if options.get("mixer", mixer) != mixer:
-            got = f"{options['mixer']!r} with backbone={options['backbone']}"
-            raise wrong("mixer", got, repr(mixer), f"Use backbone={host} for another mixer.")
-        return {**options, "mixer": mixer, "backbone": host}
+        return with_its_mixer(options, "backbone", registered)
 
     @model_validator(mode="after")
     def _milestones_rise(self) -> InstancesRecipe:

@@ -37,7 +37,7 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
     predicts: ClassVar[bool] = True
 
     def check(self) -> None:
-        self._build(self.recipe.classes or 6)
+        self.check_shared(self._build(self.recipe.classes or 6))
 
     def problems(self, source: str) -> list[str]:
         return reading.check(source, self.recipe.layout, allow_pickle=self.recipe.allow_pickle)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from polymix.train.data.scans.options import Streets
 from polymix.train.recipe import (
     BatchSize,
     CheckpointEvery,
@@ -131,6 +132,7 @@ class Segment3dRecipe(Recipe):
         False, description="the published schedule: up from a tenth along a cosine, beta 1 from 0.95 to 0.85 and back"
     )
     piece: Count = Field(500_000, description="points that are predicted at once; larger scans go in pieces")
+    question: Streets = "same"
     scans: Count = Field(60, description="training scans of the default data")
     test_scans: Count = Field(16, description="its test scans")
 

@@ -41,7 +41,7 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
     predicts: ClassVar[bool] = True
 
     def check(self) -> None:
-        self._build(FEATURES, 2)
+        self.check_shared(self._build(FEATURES, 2))
 
     def problems(self, source: str) -> list[str]:
         return reading.check(source, self.recipe.layout, self.recipe.smallest_voxel)

@@ -16,11 +16,15 @@ from polymix.mixers.related.knn import KnnConfig, KnnMixer
 from polymix.mixers.related.latent_gnn import LatentGnnConfig, LatentGnnMixer
 from polymix.mixers.related.linear import LinearConfig, LinearMixer
 from polymix.mixers.related.local import LocalConfig, LocalMixer, LocalState
+from polymix.mixers.related.mala import MalaConfig, MalaMixer
 from polymix.mixers.related.mamba import MambaConfig, MambaMixer, MambaState
+from polymix.mixers.related.nala import NalaConfig, NalaMixer
 from polymix.mixers.related.non_local import NonLocalConfig, NonLocalMixer
 from polymix.mixers.related.performer import PerformerConfig, PerformerMixer
+from polymix.mixers.related.pola import PolaConfig, PolaMixer
 from polymix.mixers.related.power import PowerConfig, PowerMixer
 from polymix.mixers.related.prodpoly import ProdPolyConfig, ProdPolyMixer
+from polymix.mixers.related.rala import RalaConfig, RalaMixer
 from polymix.mixers.related.relu_linear import ReluLinearConfig, ReluLinearMixer
 from polymix.mixers.related.se import SeConfig, SeMixer
 from polymix.mixers.related.sima import SimaConfig, SimaMixer
@@ -28,13 +32,12 @@ from polymix.mixers.related.tesa import TesaConfig, TesaMixer
 from polymix.mixers.related.xca import XcaConfig, XcaMixer
 
 __all__ = [
-    "AdditiveConfig", "AdditiveMixer",
-    "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
-    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig", "HlaMixer", "HydraConfig",
-    "HydraMixer", "HyenaConfig", "HyenaMixer", "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig",
-    "LatentGnnMixer", "LinearConfig", "LinearMixer",
-    "LocalConfig", "LocalMixer", "LocalState", "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig",
-    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "PowerConfig", "PowerMixer", "ProdPolyConfig",
-    "ProdPolyMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer",
-    "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
+    "AdditiveConfig", "AdditiveMixer", "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer",
+    "EfficientConfig", "EfficientMixer", "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig",
+    "HlaMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer", "HyenaState", "KnnConfig", "KnnMixer",
+    "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer", "LocalConfig", "LocalMixer", "LocalState",
+    "MalaConfig", "MalaMixer", "MambaConfig", "MambaMixer", "MambaState", "NalaConfig", "NalaMixer", "NonLocalConfig",
+    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "PolaConfig", "PolaMixer", "PowerConfig", "PowerMixer",
+    "ProdPolyConfig", "ProdPolyMixer", "RalaConfig", "RalaMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig",
+    "SeMixer", "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
 ]  # fmt: skip

@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.mixers.config import HeadsConfig
-from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.heads import head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.hla import HlaState, hla, hla_causal
-from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
 
 
 class HlaMixer(HeadsMixer):
@@ -48,12 +46,9 @@ class HlaMixer(HeadsMixer):
 
     def __init__(self, config: HlaConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
         # Over 196 tokens, an entry of QᵀV / n has the variance 1/D (the maps are of the same tokens) + 1/196.
-        spread = ((1 / dim + 1 / 196) * (self.heads / dim + 1 / 196)) ** 0.5
-        init_(self.proj.weight, dim, INIT_STD / spread)
+        spread = ((1 / dim + 1 / 196) * (head_count(config.heads, dim) / dim + 1 / 196)) ** 0.5
+        self.add_projections(INIT_STD / spread, **kw)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
@@ -69,9 +64,6 @@ class HlaMixer(HeadsMixer):
     @property
     def polynomial(self) -> Polynomial:
         return Polynomial(5, homogeneous=not self.config.bias)
-
-    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.named_matrices(self.proj)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads

@@ -8,15 +8,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.mixers.config import MixerConfig
-from polymix.mixers.heads import Heads
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.states import StateSpec
 from polymix.ops.related.channel_attention import HydraState, hydra, hydra_read, hydra_terms
-from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
 
 
 class HydraMixer(HeadsMixer):
@@ -46,11 +43,8 @@ class HydraMixer(HeadsMixer):
 
     def __init__(self, config: HydraConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.qkv = Heads(dim, 1, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
-        init_(
-            self.proj.weight, dim, INIT_STD * dim / 14
-        )  # q / |q| and k / |k| have entries of size 1 / √D; 14 = √196 tokens
+        # q / |q| and k / |k| have entries of size 1 / √D; 14 = √196 tokens
+        self.add_projections(INIT_STD * dim / 14, heads=1, **kw)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
@@ -71,9 +65,6 @@ class HydraMixer(HeadsMixer):
 
     def state_spec(self, batch: int) -> StateSpec:
         return StateSpec(HydraState, (batch, self.dim))
-
-    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.named_matrices(self.proj)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         return [self.qkv.op(n), linear_op(n, self.proj)]

@@ -10,30 +10,17 @@ from torch import Tensor
 
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.config import HeadsConfig
-from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.heads import head_count
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.states import Counts, StateSpec
-from polymix.ops.related.linear_attention import (
-    FEATURE_MAPS,
-    LinearState,
-    linear_attention,
-    linear_causal,
-    linear_pool,
-    linear_read,
-)
-from polymix.ops.shared.tensors import accumulator
-from polymix.structured.base import init_
-from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
+from polymix.mixers.related.features import FeatureMixer
+from polymix.ops.related.linear_attention import FEATURE_MAPS
 
-EPS = 1e-6
 # E[φ(q)φ(k)] and E[φ²] for a channel of normal q and k, which give the spread of φ(q)·φ(k) without a denominator.
 _MOMENTS = {"elu+1": (1.35, 1.97), "relu": (0.16, 0.5), "identity": (0.0, 1.0)}
 
 
-class LinearMixer(HeadsMixer):
+class LinearMixer(FeatureMixer):
     """Linear attention: the similarity φ(q)·φ(k) replaces the softmax.
 
         y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n_i)     per head; W_o joins the heads
@@ -56,54 +43,28 @@ class LinearMixer(HeadsMixer):
 
     def __init__(self, config: LinearConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
         spread = 1 / 14  # for a mean of 196 values, weighted or not
         if not config.normalize:
-            (mean, square), d = _MOMENTS[config.feature_map], dim // self.heads
+            (mean, square), d = _MOMENTS[config.feature_map], dim // head_count(config.heads, dim)
             spread *= (square**2 + (d - 1) * mean**2) ** 0.5
-        init_(self.proj.weight, dim, INIT_STD / spread)
+        self.add_projections(INIT_STD / spread, **kw)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
-        cross: bool = False, state: LinearState | None = None,
-    ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
-        feature_map, dtype = FEATURE_MAPS[self.config.feature_map], accumulator(v.dtype)
-        q, k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
-        q = q if self.config.normalize else q * q.shape[-1] ** -0.5
-        options: dict[str, Any] = {"mask": mask, "normalize": self.config.normalize, "eps": EPS}
-        return (
-            linear_causal(q, k, v, state=state, **options) if causal else (linear_attention(q, k, v, **options), None)
-        )
+    @property
+    def normalize(self) -> bool:  # type: ignore[override]
+        return self.config.normalize
 
-    def pool(self, k: Tensor, v: Tensor, mask: Tensor | None) -> LinearState:
-        k = FEATURE_MAPS[self.config.feature_map](k.to(accumulator(k.dtype)))
-        return linear_pool(k, v, mask=mask, normalize=self.config.normalize)
+    def query_features(self, q: Tensor) -> Tensor:
+        q = self.key_features(q)
+        return q if self.normalize else q * q.shape[-1] ** -0.5
 
-    def ask(self, q: Tensor, state: LinearState) -> Tensor:
-        q = FEATURE_MAPS[self.config.feature_map](q.to(state.moments.dtype))
-        q = q if self.config.normalize else q * q.shape[-1] ** -0.5
-        return linear_read(q, state, normalize=self.config.normalize, eps=EPS)
-
-    def state_spec(self, batch: int) -> StateSpec:
-        d = self.dim // self.heads
-        return StateSpec(LinearState, (batch, self.heads, d, d + self.config.normalize), Counts((batch,)))
+    def key_features(self, k: Tensor) -> Tensor:
+        return FEATURE_MAPS[self.config.feature_map](k)
 
     @property
     def polynomial(self) -> Polynomial:
         return (
             Polynomial(3, homogeneous=not self.config.bias) if self.config.feature_map == "identity" else Polynomial()
         )
-
-    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.named_matrices(self.proj)
-
-    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        d = self.dim // self.heads
-        width = d + self.config.normalize
-        pool, ask = Op("matmul", (self.heads, d, n, width)), Op("matmul", (self.heads, n, d, width))
-        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
 
 
 @register(LinearMixer)

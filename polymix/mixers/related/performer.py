@@ -10,7 +10,6 @@ from torch import Tensor
 
 from polymix.errors import check_choice, check_int
 from polymix.mixers.config import HeadsConfig
-from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
@@ -31,9 +30,7 @@ from polymix.ops.related.performer import (
     performer_read,
     relu_features,
 )
-from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
 
 EPS = 1e-20  # avoids 0 / 0 if nothing is visible; elsewhere negligible beside the features
 
@@ -66,11 +63,8 @@ class PerformerMixer(HeadsMixer):
 
     def __init__(self, config: PerformerConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
         # 2 d positive features weight the tokens less evenly than softmax does; relu features almost equally.
-        init_(self.proj.weight, dim, 0.6 if config.kernel == "softmax" else 14 * INIT_STD)
+        self.add_projections(0.6 if config.kernel == "softmax" else 14 * INIT_STD, **kw)
         self.features = config.features or 2 * (dim // self.heads)
         like = self.proj.weight
         self.register_buffer(
@@ -125,7 +119,7 @@ class PerformerMixer(HeadsMixer):
         return StateSpec(PerformerState, shape[:3], shape)
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return {**self.qkv.named_matrices(self.proj), "omega": self.omega}
+        return {**super().named_matrices(n, grid), "omega": self.omega}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d, m = self.dim // self.heads, self.features

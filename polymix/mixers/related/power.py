@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
-from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.heads import head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
@@ -22,7 +22,6 @@ from polymix.ops.related.linear_attention import LinearState
 from polymix.ops.related.power import power_attention, power_causal, power_pool, power_read
 from polymix.ops.shared.symmetric import symmetric_size
 from polymix.ops.shared.tensors import accumulator
-from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -64,16 +63,13 @@ class PowerMixer(HeadsMixer):
 
     def __init__(self, config: PowerConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
+        d = dim // head_count(config.heads, dim)
+        spread = _moment(2 * config.degree, d) ** 0.5 / (_moment(config.degree, d) if config.normalize else 1) / 14
+        self.add_projections(INIT_STD / spread, **kw)  # for a mean of 196 values, weighted or not
         self.gate = Dense(dim, self.heads, **kw) if config.gate else None
         if self.gate is not None:
             nn.init.constant_(self.gate.bias, REMEMBERED)  # type: ignore[arg-type]
             self.capabilities = replace(type(self).capabilities, cross=False, sequence=None)
-        d = dim // self.heads
-        spread = _moment(2 * config.degree, d) ** 0.5 / (_moment(config.degree, d) if config.normalize else 1) / 14
-        init_(self.proj.weight, dim, INIT_STD / spread)  # for a mean of 196 values, weighted or not
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.gate is None:
@@ -93,7 +89,7 @@ class PowerMixer(HeadsMixer):
         assert self.gate is not None
         log_gates = F.logsigmoid(self.gate(x).to(accumulator(x.dtype))).transpose(1, 2)
         y, state = power_causal(q, k, v, mask=mask, state=state, log_gates=log_gates, **self._options)
-        return self.proj(y.transpose(1, 2).flatten(-2)), state
+        return self.output(x, y), state
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
@@ -128,7 +124,7 @@ class PowerMixer(HeadsMixer):
         return Polynomial(rational=(power * self.heads + 1, power * self.heads))  # W_o adds a quotient for each head
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        matrices: dict[str, Any] = self.qkv.named_matrices(self.proj)
+        matrices = super().named_matrices(n, grid)
         if self.gate is not None:
             matrices.update(W_g=self.gate.weight.t(), b_g=self.gate.bias)
         return matrices

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
-from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.heads import head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.loading import attention_projections, check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD
@@ -21,9 +21,7 @@ from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.causal_sums import hide
 from polymix.ops.shared.tensors import accumulator
-from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
 
 _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None,
             "attn_drop": None}  # fmt: skip
@@ -50,11 +48,8 @@ class SimaMixer(HeadsMixer):
 
     def __init__(self, config: SimaConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
-        root = (dim // self.heads) ** 0.5
-        init_(self.proj.weight, dim, INIT_STD * (0.8 * 196) ** 2 / (14 * root))  # Σ|q| ≈ 0.8 · 196, d · 196 terms
+        root = (dim // head_count(config.heads, dim)) ** 0.5
+        self.add_projections(INIT_STD * (0.8 * 196) ** 2 / (14 * root), **kw)  # Σ|q| ≈ 0.8 · 196, d · 196 terms
         self.eps = 1e-6 if config.class_attention else 1e-12  # as in the authors' code
         if config.class_attention:  # drop only the class token's output, not the tokens that pass through
             self.class_drop, self.drop = self.drop, nn.Dropout(0.0)
@@ -80,9 +75,6 @@ class SimaMixer(HeadsMixer):
         dtype = accumulator(q.dtype)
         q, k = (part.flatten(-2).to(dtype).abs().sum(1).clamp_min(self.eps) for part in (q, k))
         return q, k
-
-    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.named_matrices(self.proj)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d, queries = self.dim // self.heads, 1 if self.config.class_attention else n

@@ -8,16 +8,18 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polymix.compat import cure_torchvision
 from polymix.convert.context import learned_positions, longest
-from polymix.devices import check_device
+from polymix.devices import check_device, processes
 from polymix.errors import (
     DataError,
     OptionError,
@@ -31,12 +33,16 @@ from polymix.errors import (
 from polymix.limits import LONGEST
 from polymix.measure import Stopwatch
 from polymix.measure.timing import out_of_memory
+from polymix.train.place import check_all_share
 
 cure_torchvision()  # before transformers, which imports it
 from transformers import TextStreamer  # noqa: E402
 
 from polymix.workflows.generate.exported import ExportedLanguageModel  # noqa: E402
 from polymix.workflows.generate.folder import load  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 NEW_TOKENS = 100  # new tokens by default
 BATCH_SIZE = 16  # prompts that are processed together
@@ -97,11 +103,13 @@ class Settings:
 
 def command(
     folder: str | Path, prompt: str | None, settings: Settings, *, lines: bool = False, device: str = "cpu",
-    dtype: str | None = None, trust: bool = False, threads: int | None = None,
+    dtype: str | None = None, trust: bool = False, threads: int | None = None, sequence_parallel: int = 1,
 ) -> int:  # fmt: skip
     """Print each prompt with its continuation, and the speed on standard error. Returns the exit status.
 
     Without a prompt, standard input is one; with `lines`, each of its lines is one.
+
+    sequence_parallel: processes that read a prompt together: all that torchrun has started. The first one writes.
     """
     for option, other in (("--prompt", prompt is not None), ("--stream", settings.stream)):
         if lines and other:
@@ -109,17 +117,24 @@ def command(
     check_device(device, "--device")
     if threads:
         torch.set_num_threads(threads)
+    check_all_share(sequence_parallel)
     model, tokenizer = load(folder, device=device, dtype=dtype, trust=trust)
-    prompts = [unicodedata.normalize("NFC", text) for text in (read_prompts(lines) if prompt is None else [prompt])]
+    mesh, read = None, partial(read_prompts, lines)
+    if sequence_parallel > 1:
+        from polymix.workflows.generate.shared import from_first, share
+
+        mesh, read = share(model), partial(from_first, read)
+    prompts = [unicodedata.normalize("NFC", text) for text in (read() if prompt is None else [prompt])]
     clock = Clock()
     together = 1 if isinstance(model, ExportedLanguageModel) else BATCH_SIZE  # its graphs take no padding
     try:
         for start in range(0, len(prompts), together):
-            texts = generate(model, tokenizer, prompts[start : start + together], settings, clock)
-            if not settings.stream:
+            texts = generate(model, tokenizer, prompts[start : start + together], settings, clock, mesh)
+            if not settings.stream and texts:
                 separator = [SEPARATOR] if start else []
                 print(*separator, f"\n{SEPARATOR}\n".join(texts), sep="\n", flush=True)
-        print(clock, file=sys.stderr)
+        if processes()[0] == 0:
+            print(clock, file=sys.stderr)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
@@ -170,9 +185,12 @@ class Clock:
 
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[str], settings: Settings | None = None, clock: Clock | None = None
-) -> list[str]:
+    model: Any, tokenizer: Any, prompts: Sequence[str], settings: Settings | None = None, clock: Clock | None = None,
+    mesh: DeviceMesh | None = None,
+) -> list[str]:  # fmt: skip
     """Each prompt with its continuation, `settings.num` times.
+
+    mesh: of the processes that share the model (`shared.share`), which call this alike. All but the first get no texts.
 
     Raises OptionError, ShapeError or DataError before the model runs: an empty prompt for a tokenizer without a start
     token, more tokens than the model has positions, a tokenizer with more tokens than the model.
@@ -197,10 +215,19 @@ def generate(
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(settings.seed)
         clock.start()
+        writing: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if mesh is not None:
+            from polymix.workflows.generate.shared import read_together
+
+            writing = read_together(model, ids, mask, max(settings.beams, settings.num), mesh)
+            if mesh.get_local_rank():
+                return []
         try:
-            out = model.generate(
-                ids, attention_mask=mask, generation_config=config, streamer=streamer, stopping_criteria=[clock]
-            )
+            with writing as cache:
+                out = model.generate(
+                    ids, attention_mask=mask, generation_config=config, streamer=streamer, stopping_criteria=[clock],
+                    **cache,
+                )  # fmt: skip
         except KeyboardInterrupt:
             if streamer is not None:
                 streamer.end()  # prints the rest of the last word

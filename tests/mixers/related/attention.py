@@ -21,6 +21,10 @@ NAMES = (
     "performer",
     "additive",
     "power",
+    "mala",
+    "nala",
+    "pola",
+    "rala",
 )
 FORMS = {
     "linear": {"heads": 2}, "linear-relu": {"heads": 3, "feature_map": "relu"},
@@ -37,10 +41,23 @@ FORMS = {
     "xca": {"heads": 2}, "performer": {"heads": 2, "features": 5}, "performer-relu": {"heads": 3, "kernel": "relu"},
     "additive": {}, "additive-ones": {"weights": "ones"}, "power": {"heads": 2}, "power-4": {"heads": 3, "degree": 4},
     "power-3": {"heads": 2, "degree": 3, "normalize": False}, "power-gate": {"heads": 3, "gate": True},
-    "hla": {"heads": 2},
+    "hla": {"heads": 2}, "mala": {"heads": 2}, "mala-gate": {"heads": 3, "gate": True}, "nala": {"heads": 1},
+    "pola": {"heads": 2}, "pola-free": {"heads": 3, "gate": False, "alpha": 0.5}, "rala": {"heads": 2},
+    "rala-free": {"heads": 3, "gate": False},
 }  # fmt: skip
-CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "power", "hla")]
-CROSS = [*(key for key in CAUSAL if key not in ("power-gate", "hla")), "efficient", "efficient-reduced", "sima"]
+CAUSAL = [
+    key
+    for key in FORMS
+    if key.split("-")[0] in ("linear", "hydra", "performer", "power", "hla", "mala", "nala", "pola")
+]
+CROSS = [
+    *(key for key in CAUSAL if key not in ("power-gate", "hla")),
+    "efficient",
+    "efficient-reduced",
+    "sima",
+    "rala",
+    "rala-free",
+]
 MASKED = [key for key in FORMS if key != "focused-sr"]
 
 
@@ -217,6 +234,58 @@ def hla(mixer, m, x, context, see):
     real = see[:, None].to(x.dtype)
     pairs = weighted(real @ real.transpose(-1, -2), torch.ones_like(v[..., :1]), see)
     return join(m, weighted(a @ a.transpose(-1, -2), v, see) / pairs.clamp_min(1))
+
+
+def gated(m, x, y):
+    """What W_o reads, times the gates of x where there are any."""
+    y = y.transpose(1, 2).flatten(-2)
+    return plus((y * (x @ m["W_g"] + m["b_g"]) if "W_g" in m else y) @ m["W_o"], m["b_o"])
+
+
+def mala(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    s = (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(-1, -2) / q.shape[-1] ** 0.5 * see[:, None]
+    n = see[:, None].sum(-1, keepdim=True).clamp_min(1)
+    z = s.sum(-1, keepdim=True) / n
+    return gated(m, x, weighted((s * (1 + 1 / (z + 1e-6)) - z) / n, v, see))
+
+
+def mean_weights(q, k, v, see):
+    """Linear attention of features: weights q·k over their sum, with 1e-6 for each visible key."""
+    s = q @ k.transpose(-1, -2)
+    return weighted(s, v, see) / (
+        weighted(s, torch.ones_like(v[..., :1]), see) + 1e-6 * see[:, None].sum(-1, keepdim=True).clamp_min(1)
+    )
+
+
+def nala(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    size = q.norm(dim=-1, keepdim=True)
+    power = 3 * (0.5 + size.tanh())
+    q, k = ([(t * sign).clamp_min(0) ** p for sign in (1, -1)] for t, p in ((q / size, power), (k, 3)))
+    return join(m, mean_weights(torch.cat(q, -1), torch.cat(k, -1), v, see))
+
+
+def pola(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    scale, power = ((1 + m["scale"].exp()).log()[:, None], 1 + mixer.config.alpha * m["power"].sigmoid()[:, None])
+    (plus_q, minus_q), (plus_k, minus_k) = (
+        [(t * sign / scale).clamp_min(0) ** power for sign in (1, -1)] for t in (q, k)
+    )
+    k, half = torch.cat((plus_k, minus_k), -1), v.shape[-1] // 2
+    same = mean_weights(torch.cat((plus_q, minus_q), -1), k, v[..., :half], see)
+    return gated(m, x, torch.cat((same, mean_weights(torch.cat((minus_q, plus_q), -1), k, v[..., half:], see)), -1))
+
+
+def rala(mixer, m, x, context, see):
+    q, k, v = project(m, x, context, mixer.heads)
+    q, k, real = F.elu(q) + 1, F.elu(k) + 1, see[:, 0].to(x.dtype)
+    own = real if context is x else torch.ones(x.shape[:2], dtype=x.dtype)
+    mean = torch.einsum("bhnd,bn->bhd", q, own) / own.sum(1).clamp_min(1)[:, None, None]
+    weight = torch.einsum("bhd,bhnd->bhn", mean, k / q.shape[-1] ** 0.5).exp() * real[:, None]
+    n = real.sum(1)[:, None, None]
+    alpha = n * weight / weight.sum(-1, keepdim=True).clamp_min(1e-300)
+    return gated(m, x, mean_weights(q, alpha[..., None] * k, v, see))
 
 
 def additive(mixer, m, x, context, see):

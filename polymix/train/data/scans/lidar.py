@@ -14,22 +14,27 @@ NOISE, LOST = 0.02, 0.05  # of the range in metres; share of the returns that ar
 ROAD, KERB = 4.0, 0.15  # half the road's width, and the pavement's height
 # SemanticKITTI's numbers, and how much of the light each reflects.
 SURFACES = {"road": (40, 0.2), "sidewalk": (48, 0.35), "building": (50, 0.5), "car": (10, 0.7), "person": (30, 0.45),
-            "pole": (80, 0.9), "vegetation": (70, 0.3)}  # fmt: skip
+            "pole": (80, 0.9), "vegetation": (70, 0.3), "truck": (18, 0.7)}  # fmt: skip
 _NAMES = tuple(SURFACES)
+DARK, BRIGHT = 0.3, 0.7  # what houses and cars reflect where the two are compared
 
 
 class Solid(NamedTuple):
-    """A box, cylinder or ellipsoid: its centre, half its sides, its turn about the vertical axis, and its surface."""
+    """A box, cylinder or ellipsoid: its centre, half its sides, its turn about the vertical axis, and its surface.
+
+    shine: how much of the light it reflects; None: as its surface.
+    """
 
     kind: str
     centre: tuple[float, float, float]
     half: tuple[float, float, float]
     yaw: float
     surface: str
+    shine: float | None = None
 
 
-def street(rng: Generator) -> list[Solid]:
-    """Houses, cars, persons, poles and trees along a straight road in the direction of x."""
+def street(rng: Generator, question: str = "same") -> list[Solid]:
+    """Houses, cars, persons, poles and trees along a straight road in the direction of x, as `Streets` asks."""
     solids = []
     for side in (-1, 1):
         x = -REACH
@@ -50,15 +55,32 @@ def street(rng: Generator) -> list[Solid]:
             x, y, wide = rng.uniform(-25, 25), side * (ROAD + rng.uniform(1, 3)), rng.uniform(1, 1.8)
             solids.append(Solid("ellipsoid", (x, y, KERB + 3.2), (wide, wide, 1.4), 0.0, "vegetation"))
             solids.append(Solid("cylinder", (x, y, KERB + 1), (0.15, 0.15, 1.0), 0.0, "vegetation"))
-    return solids
+    return compared(solids, rng) if question == "same" else solids
 
 
-def scan(rng: Generator) -> tuple[Any, Any]:
+def compared(solids: Sequence[Solid], rng: Generator) -> list[Solid]:
+    """The same street with houses of one brightness, and cars of two: those unlike the houses are trucks.
+
+    Brightness alone tells nothing, as each is as frequent among cars as among trucks, nor does the place: the houses
+    are metres away.
+    """
+    houses, told = rng.choice((DARK, BRIGHT)), []
+    for solid in solids:
+        if solid.surface == "building":
+            solid = solid._replace(shine=houses)
+        elif solid.surface == "car":
+            shine = rng.choice((DARK, BRIGHT))
+            solid = solid._replace(shine=shine, surface="car" if shine == houses else "truck")
+        told.append(solid)
+    return told
+
+
+def scan(rng: Generator, question: str = "same") -> tuple[Any, Any]:
     """One scan of a new street: float32 (n, 4) of x, y, z and reflectivity, and uint32 labels of SemanticKITTI.
 
     The origin is the sensor. In the labels' high bits stands the number of the solid, as an instance.
     """
-    solids = street(rng)
+    solids = street(rng, question)
     points, labels, _ = cast(rng, solids, (0.0, rng.uniform(-1.5, 1.5), HEIGHT))
     return points, labels
 
@@ -80,16 +102,20 @@ def cast(rng: Generator, solids: Sequence[Solid], sensor: Any) -> tuple[Any, Any
     off = ~(numpy.abs(across) < ROAD)
     nearest = numpy.where(off, high, far)
     surface = numpy.where(off, _NAMES.index("sidewalk"), _NAMES.index("road"))
+    shares = numpy.array([share for _, share in SURFACES.values()])
+    shine = shares[surface]
     instance = numpy.zeros(len(rays), dtype=numpy.uint32)
     for number, solid in enumerate(solids, 1):
         hit = _distance(sensor, rays, solid)
         closer = hit < nearest
         nearest = numpy.where(closer, hit, nearest)
-        surface = numpy.where(closer, _NAMES.index(solid.surface), surface)
+        place = _NAMES.index(solid.surface)
+        surface = numpy.where(closer, place, surface)
+        shine = numpy.where(closer, shares[place] if solid.shine is None else solid.shine, shine)
         instance = numpy.where(closer, number, instance)
     seen = (nearest < REACH) & (rng.random(len(rays)) >= LOST)
     ranges = nearest[seen] + rng.normal(0, NOISE, seen.sum())
-    shine = numpy.array([share for _, share in SURFACES.values()])[surface[seen]] + rng.normal(0, 0.05, seen.sum())
+    shine = shine[seen] + rng.normal(0, 0.05, seen.sum())
     points = numpy.concatenate([rays[seen] * ranges[:, None], shine.clip(0, 1)[:, None]], 1).astype(numpy.float32)
     raw = numpy.array([number for number, _ in SURFACES.values()], dtype=numpy.uint32)[surface[seen]]
     return points, raw | (instance[seen].astype(numpy.uint32) << 16), instance[seen]
