@@ -101,13 +101,13 @@ def powers_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of `powers` for grad (B, degree, E); the product's outputs are computed again, and written."""
-    u = F.linear(x, weight, bias)
-    one = torch.ones((1, weight.shape[0]), device=x.device)
-    masks = [None] * len(x) if mask is None else mask.split(1)
-    grads = [
-        pool_backward(one, part, its.t(), activation=activation, mask=real)[0]  # Σ_p g_p h^p is a polynomial of its own
-        for part, its, real in zip(u.split(1), grad, masks, strict=True)
-    ]
-    grad_u = torch.cat(grads) if grads else u
+    tokens, (batch, n, _) = x.transpose(0, 1), x.shape
+    # The coefficients of the sums differ from sequence to sequence, as they do from channel to channel.
+    u = F.linear(tokens, weight, bias).reshape(1, n, batch * len(weight))
+    one = torch.ones((1, u.shape[2]), device=x.device)
+    grad_u = pool_backward(one, u, grad.mT.flatten(0, 1), activation=activation)[0].view(n, batch, len(weight))
+    if mask is not None:
+        grad_u = grad_u.masked_fill(~mask.t()[..., None], 0)
     rows = grad_u.flatten(0, 1)
-    return grad_u @ weight, rows.t() @ x.flatten(0, 1).nan_to_num(), None if bias is None else rows.sum(0)
+    grad_weight = rows.t() @ tokens.flatten(0, 1).nan_to_num()
+    return (grad_u @ weight).transpose(0, 1).contiguous(), grad_weight, None if bias is None else rows.sum(0)
