@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymix.ops.pom.triton import pool_backward
+from polymix.ops.pom.triton import PROGRAMS, pool_backward
+from polymix.ops.pom.triton import _split as own_split
+from polymix.ops.pom.triton import _tokens as tokens_at
 from polymix.ops.shared.triton_functions import activation as activate
 from polymix.ops.shared.triton_functions import precision
-
-PROGRAMS = 1024  # the number of programs that a launch aims for: several per multiprocessor of the largest GPUs
 
 
 @triton.jit(do_not_specialize=["n", "splits", "span"])
@@ -29,8 +29,7 @@ def _powers_kernel(
 
     Products of 16 bits are exact in float32, so WIDEN changes no result; Triton's interpreter multiplies no bfloat16.
     """
-    split, batch = tl.program_id(0) % splits, (tl.program_id(0) // splits).to(tl.int64)
-    begin, end = split * span, tl.minimum((split + 1) * span, n)
+    batch, split, begin, end = own_split(n, splits, span)
     channel, power = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.arange(0, POWERS)
     inside = channel < width
     x += batch * x_b
@@ -40,10 +39,8 @@ def _powers_kernel(
         offset += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((POWERS, TILE), tl.float32)
     for tile in range(begin, end, TILE):
-        token = (tile + tl.arange(0, TILE)).to(tl.int64)
-        real = token < end
-        if mask is not None:
-            real = tl.load(mask + batch * n + token, mask=real, other=0) != 0
+        place = tile + tl.arange(0, TILE)
+        token, real = tokens_at(place, place < end, batch, n, mask, None)
         u = tl.zeros((TILE, TILE), tl.float32)
         for first in range(0, dim, TILE):
             inner = (first + tl.arange(0, TILE)).to(tl.int64)
