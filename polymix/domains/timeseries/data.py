@@ -183,8 +183,8 @@ def _cut(
     limit = recipe.windows
     few = [places if limit is None else [places[place] for place in spread(len(places), limit)]
            for places in (validation, test)]  # fmt: skip
-    parts = (Windows(prepared, places, context, horizon, targets) for places in (train, *few))
-    return SeriesData(*parts, variables=variables, name=source, series=len(series))
+    learnt, chosen, tested = (Windows(prepared, places, context, horizon, targets) for places in (train, *few))
+    return SeriesData(learnt, chosen, tested, variables, source, len(series))
 
 
 def _prepared(

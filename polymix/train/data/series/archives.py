@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -16,8 +17,9 @@ from polymix.train.data.texts import read_text
 # By @frequency: the clock's step, and the steps of a season.
 FREQUENCIES = {
     "4_seconds": (4, "s", 900), "minutely": (60, "s", 1440), "10_minutes": (600, "s", 144),
-    "15_minutes": (900, "s", 96), "half_hourly": (1800, "s", 48), "hourly": (3600, "s", 24), "daily": (86400, "s", 7), "weekly": (604800, "s", 52),
-    "monthly": (1, "M", 12), "quarterly": (3, "M", 4), "yearly": (12, "M", 1),
+    "15_minutes": (900, "s", 96), "half_hourly": (1800, "s", 48), "hourly": (3600, "s", 24),
+    "daily": (86400, "s", 7), "weekly": (604800, "s", 52), "monthly": (1, "M", 12), "quarterly": (3, "M", 4),
+    "yearly": (12, "M", 1),
 }  # fmt: skip
 Labelled = tuple[Array, str]  # values (T, V), class
 
@@ -31,7 +33,7 @@ def read_tsf(path: Path, problems: Problems) -> list[Series]:
         problems.add(path, "@frequency", f"{frequency}, which is none of {', '.join(FREQUENCIES)}")
         return []
     count, unit, season = FREQUENCIES.get(frequency or "", (1, "s", None))
-    series = []
+    series: list[Series] = []
     for line, text in body:
         cells = text.split(":")
         values = _numbers(cells[-1])
@@ -41,17 +43,16 @@ def read_tsf(path: Path, problems: Problems) -> list[Series]:
         named = {name: (kind, cell) for (name, kind), cell in zip(attributes, cells, strict=False)}
         name = named.get("series_name", ("", f"series{len(series) + 1}"))[1]
         start = next((cell for kind, cell in named.values() if kind == "date"), None)
-        clock = {"season": season}
+        begins: Any = None
+        step: Any = None
         if start is not None and frequency is not None:
             try:
                 begins = numpy.datetime64(datetime.strptime(start, "%Y-%m-%d %H-%M-%S"), "s")
             except ValueError:
                 problems.add(path, f"line {line}", f"{start} is no time such as 2026-11-30 13-00-00")
                 continue
-            whole = {"start": begins.astype(f"datetime64[{unit}]"), "step": numpy.timedelta64(count, unit)}
-            series.append(Series(name, values[:, None], ("value",), **whole, **clock))
-        else:
-            series.append(Series(name, values[:, None], ("value",), **clock))
+            begins, step = begins.astype(f"datetime64[{unit}]"), numpy.array(count, f"timedelta64[{unit}]")[()]
+        series.append(Series(name, values[:, None], ("value",), begins, step, season=season))
     return series
 
 

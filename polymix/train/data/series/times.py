@@ -134,7 +134,8 @@ def _places(seconds: Array, steps: Array) -> tuple[Array | None, Any]:
         and (apart > 0).all()
         and len({int(value) for value in (seconds - months).astype(int)}) == 1
     ):
-        unit, since = numpy.timedelta64(_commonest(apart), "M"), (months - months[0]).astype(numpy.int64)
+        unit: Any = numpy.timedelta64(_commonest(apart), "M")
+        since = (months - months[0]).astype(numpy.int64)
     else:
         unit, since = numpy.timedelta64(_commonest(steps), "s"), (seconds - seconds[0]).astype(numpy.int64)
     length = int(unit.astype(numpy.int64))
