@@ -218,14 +218,16 @@ def whole_patches() -> str:
 
 
 def segment3d() -> str:
-    """The default run of `points`, and the same with convolutional position encodings."""
+    """The default run; then streets that ask nothing, without and with convolutional position encodings."""
     content, lines = load("tasks/segment3d/results.json"), []
-    convolved = {row["mixer"]: row["metrics"]["miou"] for row in content["with_cpe"]}
+    others = [{row["mixer"]: row["metrics"]["miou"] for row in content[key]} for key in ("what", "with_cpe")]
     for row in content["rows"]:
         numbers = (number(row["metrics"][key], 3) for key in ("miou", "accuracy"))
         speeds = (number(row[f"{kind}_per_second"], 0) for kind in ("training", "inference"))
-        lines.append((f"`{row['mixer']}`", *numbers, number(convolved.get(row["mixer"]), 3), row["steps"], *speeds))
-    head = ("mixer", "mIoU", "accuracy", "mIoU with `cpe=True`", "steps", "points/s training", "points/s inference")
+        plain = (number(other.get(row["mixer"]), 3) for other in others)
+        lines.append((f"`{row['mixer']}`", *numbers, *plain, row["steps"], *speeds))
+    head = ("mixer", "mIoU", "accuracy", "mIoU, `question=what`", "the same with `cpe=True`", "steps",
+            "points/s training", "points/s inference")  # fmt: skip
     return f"{content['machine']}. {content.get('speeds', '')}\n\n{table(head, lines)}"
 
 

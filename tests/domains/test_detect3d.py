@@ -128,7 +128,9 @@ def test_boxes_are_in_the_vehicles_frame_with_their_velocity(drives):
     boxes, moving = frame.objects.boxes, [name.endswith("moving") for name in frame.objects.attributes]
     assert (numpy.abs(boxes[:, 1]) < 12).all(), "the street runs along the vehicle's x"
     assert numpy.array_equal(numpy.abs(boxes[:, 7]) > 0.1, moving) and numpy.allclose(boxes[:, 8], 0, atol=1e-3)
-    cars = [k for k, label in enumerate(frame.objects.labels) if moving[k] and nuscenes.CLASSES[label] in ("car", "truck")]
+    cars = [
+        k for k, label in enumerate(frame.objects.labels) if moving[k] and nuscenes.CLASSES[label] in ("car", "truck")
+    ]
     assert cars and (numpy.sign(numpy.cos(boxes[cars, 6])) == numpy.sign(boxes[cars, 7])).all()
 
 
