@@ -138,8 +138,8 @@ def load(recipe: Detect3dRecipe, folder: Path, say: Callable[[str], None]) -> De
     Raises DataError with the first mistake in tables, labels and names of files; points are read as they are needed.
     """
     if recipe.data is None:
-        settings = {"seed": recipe.seed, "scenes": recipe.scenes, "test_scenes": recipe.test_scenes,
-                    "sweeps": recipe.sweeps, "question": recipe.question}  # fmt: skip
+        settings: dict[str, Any] = {"seed": recipe.seed, "scenes": recipe.scenes, "test_scenes": recipe.test_scenes,
+                                    "sweeps": recipe.sweeps, "question": recipe.question}  # fmt: skip
         source = cached(folder, "detect3d", settings, lambda place: synthetic(place, **settings))
         say(f"Synthetic {NAME}, in the layout of nuScenes: {source}")
     else:

@@ -171,7 +171,7 @@ def load(recipe: Segment3dRecipe, folder: Path, say: Callable[[str], None]) -> S
         DataError: the first mistake, by file and entry. OptionError: `colour` for scans without colours.
     """
     if recipe.data is None:
-        settings = {
+        settings: dict[str, Any] = {
             "seed": recipe.seed, "scans": recipe.scans, "test_scans": recipe.test_scans, "question": recipe.question
         }  # fmt: skip
         source = cached(folder, "segment3d", settings, lambda place: synthetic(place, **settings))
