@@ -296,6 +296,22 @@ def growth(when: str, figure: str, folder: str) -> str:
     return by_degree(folder, lambda runs: mean([run[when][figure] for run in runs]))
 
 
+def study_deep() -> str:
+    """Eight blocks without clipping: a row for each basis and degree, with a cell for each precision."""
+    rows = study("degree-study-deep")["rows"]
+    precisions = list(dict.fromkeys(row["precision"] for row in rows))
+    lines = []
+    for basis, degree in sorted({(row["basis"], row["degree"]) for row in rows}, key=lambda pair: pair[::-1]):
+        runs = {row["precision"]: row for row in rows if (row["basis"], row["degree"]) == (basis, degree)}
+        cells = [
+            "–" if run is None else "diverged" if run["accuracy"] is None else
+            f"{100 * run['accuracy']:.1f} ({run['trained']['largest']:.0f})"
+            for run in map(runs.get, precisions)
+        ]  # fmt: skip
+        lines.append((degree, basis, *cells))
+    return f"{study_setting('degree-study-deep')}\n\n{table(('degree', 'basis', *precisions), lines)}"
+
+
 def mean(values: list[float | None]) -> str:
     logs = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
     if len(logs) < len(values) or not values:
@@ -324,6 +340,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
     "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),
     "qt-error": qt_error,
+    "degree-study-deep": study_deep,
 }
 for folder in STUDIES:
     TABLES |= {

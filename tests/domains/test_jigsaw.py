@@ -54,7 +54,7 @@ def test_each_place_is_taken_once():
 ])  # fmt: skip
 def test_who_knows_where_a_piece_lies(mixer, alike):
     torch.manual_seed(0)
-    model = JigsawTask(JigsawRecipe(mixer=mixer, dim=16, depth=2, piece_size=4)).build(None).double().eval()
+    model = JigsawTask(JigsawRecipe(mixer=mixer, pieces=4, dim=16, depth=2, piece_size=4)).build(None).double().eval()
     for parameter in model.parameters():  # gates that start at 0 would hide the mixer
         parameter.data += 0.1 * torch.randn_like(parameter)
     pieces, order = torch.rand(2, 16, 3, 4, 4, dtype=torch.float64), torch.randperm(16)

@@ -117,7 +117,7 @@ class Detect3dRecipe(ObjectsRecipe):
         min_length=1,
         description="with nms=circle: metres within which a box is dropped; one, or one for each group",
     )
-    question: Streets = "same"
+    question: Streets = "what"
     scenes: Count = Field(60, description="training drives of the default data, with two keyframes each")
     test_scenes: Count = Field(20, description="its test drives")
 

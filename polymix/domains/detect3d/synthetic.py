@@ -44,7 +44,7 @@ for _surface, (_raw, _) in SURFACES.items():
 
 
 def synthetic(
-    folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3, question: str = "same"
+    folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3, question: str = "what"
 ) -> Path:
     """Write drives as nuScenes has them into a folder, and return it.
 
@@ -161,7 +161,7 @@ class _Writer:
                 "next": f"{instance}-{key + 1}" if key + 1 < KEYFRAMES else ""})  # fmt: skip
 
 
-def moving_street(rng: Generator, question: str = "same") -> tuple[list[Solid], list[float]]:
+def moving_street(rng: Generator, question: str = "what") -> tuple[list[Solid], list[float]]:
     """A street, and how fast each of its solids moves along x, in metres per second; half of the cars and persons do.
 
     Cars have sides of their own, and stand or drive to the right of the road.

@@ -132,7 +132,7 @@ class Segment3dRecipe(Recipe):
         False, description="the published schedule: up from a tenth along a cosine, beta 1 from 0.95 to 0.85 and back"
     )
     piece: Count = Field(500_000, description="points that are predicted at once; larger scans go in pieces")
-    question: Streets = "same"
+    question: Streets = "what"
     scans: Count = Field(60, description="training scans of the default data")
     test_scans: Count = Field(16, description="its test scans")
 

@@ -12,7 +12,7 @@ NAME = "scans of a virtual LiDAR"
 TRAINING, TEST = 0, 8  # sequences
 
 
-def synthetic(folder: str | Path, seed: int = 0, scans: int = 60, test_scans: int = 16, question: str = "same") -> Path:
+def synthetic(folder: str | Path, seed: int = 0, scans: int = 60, test_scans: int = 16, question: str = "what") -> Path:
     """Write scans as SemanticKITTI has them into a folder, and return it.
 
     Training scans are in sequence 00 and test scans in sequence 08; every scan has a street of its own. question: one

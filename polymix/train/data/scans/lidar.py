@@ -33,7 +33,7 @@ class Solid(NamedTuple):
     shine: float | None = None
 
 
-def street(rng: Generator, question: str = "same") -> list[Solid]:
+def street(rng: Generator, question: str = "what") -> list[Solid]:
     """Houses, cars, persons, poles and trees along a straight road in the direction of x, as `Streets` asks."""
     solids = []
     for side in (-1, 1):
@@ -55,27 +55,27 @@ def street(rng: Generator, question: str = "same") -> list[Solid]:
             x, y, wide = rng.uniform(-25, 25), side * (ROAD + rng.uniform(1, 3)), rng.uniform(1, 1.8)
             solids.append(Solid("ellipsoid", (x, y, KERB + 3.2), (wide, wide, 1.4), 0.0, "vegetation"))
             solids.append(Solid("cylinder", (x, y, KERB + 1), (0.15, 0.15, 1.0), 0.0, "vegetation"))
-    return compared(solids, rng) if question == "same" else solids
+    return solids if question == "what" else compared(solids, rng, question)
 
 
-def compared(solids: Sequence[Solid], rng: Generator) -> list[Solid]:
-    """The same street with houses of one brightness, and cars of two: those unlike the houses are trucks.
+def compared(solids: Sequence[Solid], rng: Generator, question: str) -> list[Solid]:
+    """The same street with houses of one brightness, which decide whether its cars are cars or trucks.
 
-    Brightness alone tells nothing, as each is as frequent among cars as among trucks, nor does the place: the houses
-    are metres away.
+    Neither a car's brightness nor its place tells anything, and the houses are metres away. same: cars are dark or
+    bright, and one unlike the houses is a truck. houses: where they are dark, all are trucks.
     """
     houses, told = rng.choice((DARK, BRIGHT)), []
     for solid in solids:
         if solid.surface == "building":
             solid = solid._replace(shine=houses)
         elif solid.surface == "car":
-            shine = rng.choice((DARK, BRIGHT))
+            shine = rng.choice((DARK, BRIGHT)) if question == "same" else BRIGHT
             solid = solid._replace(shine=shine, surface="car" if shine == houses else "truck")
         told.append(solid)
     return told
 
 
-def scan(rng: Generator, question: str = "same") -> tuple[Any, Any]:
+def scan(rng: Generator, question: str = "what") -> tuple[Any, Any]:
     """One scan of a new street: float32 (n, 4) of x, y, z and reflectivity, and uint32 labels of SemanticKITTI.
 
     The origin is the sensor. In the labels' high bits stands the number of the solid, as an instance.

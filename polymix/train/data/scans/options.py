@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 Streets = Annotated[
-    Literal["same", "what"],
+    Literal["houses", "same", "what"],
     Field(
-        description="of the default data: same, cars as bright as the street's houses are cars and others trucks, which"
-        " no point tells alone; what, all are cars"
+        description="of the default data: houses, cars in a street of dark houses are trucks, which no point tells"
+        " alone; same, those not as bright as the houses are; what, all are cars"
     ),
 ]
