@@ -92,17 +92,19 @@ def castling() -> str:
     return table(("mixer", "ms", "MiB"), lines)
 
 
-def scenes() -> str:
+def scenes(folder: str, headline: bool) -> str:
     """The answer of `polymix compare` on its default data, and the accuracies: mean, and half the range over seeds."""
-    content, accuracies = load("compare-scenes/results.json"), {}
+    content, accuracies = load(f"{folder}/results.json"), {}
     for row in content["rows"]:
         accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
+    seeds = content["settings"]["seeds"]
     lines = [
-        (f"`{mixer}`", f"{fmean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}")
+        (f"`{mixer}`", f"{fmean(values):.1f}" + (f" ± {(max(values) - min(values)) / 2:.1f}" if seeds > 1 else ""))
         for mixer, values in accuracies.items()
     ]
-    head = ("mixer", f"accuracy, %, and half the range over {content['settings']['seeds']} seeds")
-    return f"{where(content['machine'])}. {content['answer']['headline']}\n\n{table(head, lines)}"
+    head = ("mixer", f"accuracy, %, and half the range over {seeds} seeds" if seeds > 1 else "accuracy, %")
+    answer = f" {content['answer']['headline']}" if headline else ""
+    return f"{where(content['machine'])}.{answer}\n\n{table(head, lines)}"
 
 
 def targets() -> str:
@@ -327,7 +329,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-channels": partial(blocks, "dim", "tokens", 1024),
     "bench-positions": partial(blocks, "tokens", "dim", 64),
     "readme-bench": readme_bench,
-    "scenes": scenes,
+    "scenes": partial(scenes, "compare-scenes", True),
+    "padre-parts": partial(scenes, "compare-padre", False),
     "targets": targets,
     "whole-models": whole_models,
     "whole-model-parts": whole_model_parts,
