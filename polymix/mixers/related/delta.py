@@ -94,9 +94,9 @@ class DeltaMixer(HeadsMixer):
     def _log_decay(self, x: Tensor) -> Tensor:
         """-A softplus(x W_a + b_a): (B, heads, N, d), or (B, heads, N, 1) for one decay a head."""
         wide = accumulator(x.dtype)
-        steps = F.softplus(self.decay(x).to(wide) + self.dt_bias.to(wide))
-        steps = steps.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return -self.A_log.to(wide).exp()[:, None, None] * steps
+        # Softplus itself fails in compiled backwards: its gradient there has other strides than PyTorch expects.
+        steps = F.logsigmoid(-(self.decay(x).to(wide) + self.dt_bias.to(wide)))
+        return self.A_log.to(wide).exp()[:, None, None] * steps.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def state_spec(self, batch: int) -> StateSpec:
         d = self.dim // self.heads

@@ -93,7 +93,7 @@ def _plain(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
 @torch.library.custom_op("polymix::matrix_scan", mutates_args=())
 def _matrix_scan(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
     """A custom op, because a traced graph cannot contain a number of passes that depends on N."""
-    return _plain(step, gain, start)
+    return _plain(step, gain, start).contiguous()
 
 
 @_matrix_scan.register_fake
