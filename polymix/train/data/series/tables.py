@@ -192,4 +192,6 @@ def _m4_rows(file: Path, problems: Problems) -> dict[str, Array]:
                 problems.add(file, f"line {place + 1}", "a cell that is no number")
                 continue
             rows[row[0].strip()] = numpy.array(numbers, numpy.float64)
+    if not rows:
+        problems.add(file, "", "no rows of numbers")
     return rows
