@@ -366,7 +366,7 @@ ILLEGAL = {  # file: (a line that breaks a rule, what the report must say)
     "models/c.py": ("class A:\n    from timm.layers import Mlp", "timm is not for this file"),
     "ops/d.py": ("import importlib\nimportlib.import_module('triton.language')", "triton is not for this file"),
     "train/e.py": ("def f():\n    import typer", "typer is not for this file"),
-    "train/c.py": ("import pandas", "pandas is neither"),
+    "train/c.py": ("import polars", "polars is neither"),
     "train/d.py": ("from tests.helpers import tokens", "imports tests"),
     "mixers/d.py": ("from polymix.ops import _kernel", "polymix.ops._kernel  is private to ops"),
     "mixers/e.py": ("from polymix.ops.pom import _over", "polymix.ops.pom _over is private to ops"),

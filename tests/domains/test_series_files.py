@@ -75,14 +75,14 @@ def test_another_encoding_is_named(tmp_path):
 
 def test_parquet_has_what_csv_has(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="untested: Parquet")
-    import pyarrow.parquet
+    from pyarrow import parquet
 
     times = [datetime(2026, 1, 1) + timedelta(days=day) for day in (0, 1, 3)]
-    pyarrow.parquet.write_table(pyarrow.table({"when": times, "a": [1.0, None, 3.0]}), tmp_path / "x.parquet")
+    parquet.write_table(pyarrow.table({"when": times, "a": [1.0, None, 3.0]}), tmp_path / "x.parquet")
     problems = Problems()
     series = read_table(tmp_path / "x.parquet", problems)
     assert not problems and numpy.array_equal(series.values[:, 0], [1, numpy.nan, numpy.nan, 3], equal_nan=True)
-    pyarrow.parquet.write_table(pyarrow.table({"a": ["x"]}), tmp_path / "x.parquet")
+    parquet.write_table(pyarrow.table({"a": ["x"]}), tmp_path / "x.parquet")
     assert read_table(tmp_path / "x.parquet", problems) is None and "string" in problems.lines[0]
 
 

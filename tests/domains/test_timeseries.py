@@ -13,6 +13,7 @@ from polymix.domains.timeseries.synthetic import write_lead
 from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.errors import DataError, OptionError
 from polymix.train.data.problems import Problems
+from polymix.train.data.series import baselines
 from polymix.train.data.series.times import Series
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
@@ -133,9 +134,9 @@ def test_scores_by_hand():
 def test_naive_and_seasonal_naive_take_the_last_that_was_observed():
     past = torch.tensor([1.0, 2, 3, 4, 5, 6, 7])
     seen = torch.tensor([True, True, True, True, True, False, True])
-    assert controls.naive(past, seen, 3).tolist() == [7, 7, 7]
-    assert controls.naive(past, seen, 4, 3).tolist() == [5, 3, 7, 5]
-    assert controls.naive(past, seen, 2, 9).tolist() == [7, 7]
+    assert baselines.naive(past, seen, 3).tolist() == [7, 7, 7]
+    assert baselines.naive(past, seen, 4, 3).tolist() == [5, 3, 7, 5]
+    assert baselines.naive(past, seen, 2, 9).tolist() == [7, 7]
 
 
 def test_smoothing_is_its_recursion():
@@ -143,8 +144,8 @@ def test_smoothing_is_its_recursion():
     past = torch.randn(24, generator=draw) + torch.tensor([0.0, 5, -5, 2]).repeat(6)
     seen = torch.rand(24, generator=draw) > 0.2
     best = None
-    for alpha in controls.LEVEL_RATES:
-        for gamma in controls.SEASON_RATES:
+    for alpha in baselines.LEVEL_RATES:
+        for gamma in baselines.SEASON_RATES:
             start, known = past[:8], seen[:8]
             level, squares = float(start[known].mean()), 0.0
             cycle = [
@@ -157,7 +158,7 @@ def test_smoothing_is_its_recursion():
                 cycle[step % 4] += gamma * error
             if best is None or squares < best[0]:
                 best = squares, [level + cycle[(24 + step) % 4] for step in range(6)]
-    assert torch.allclose(controls.smoothing(past[None], seen[None], 6, 4)[0], torch.tensor(best[1]), atol=1e-4)
+    assert torch.allclose(baselines.smoothing(past[None], seen[None], 6, 4)[0], torch.tensor(best[1]), atol=1e-4)
 
 
 def test_the_linear_control_finds_a_linear_law():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +51,8 @@ class Forecaster(nn.Module):
 class Transformer(Forecaster):
     """The blocks that both hosts share."""
 
-    def __init__(self, recipe: TimeseriesRecipe, mixers: Sequence[MixerConfig], tokens: int, **options: Any) -> None:
+    def __init__(self, recipe: TimeseriesRecipe, mixers: Sequence[MixerConfig], tokens: int) -> None:
         super().__init__(recipe)
-        self.options = {"recipe": recipe, "mixers": tuple(mixers), **options}  # that build the same model again
         configs = [config.for_grid((tokens,), 0) for config in mixers]
         self.place = nn.Parameter(waves(tokens, recipe.dim))
         self.blocks = nn.ModuleList(
@@ -120,7 +118,7 @@ class InvertedForecaster(Transformer):
     """
 
     def __init__(self, recipe: TimeseriesRecipe, mixers: Sequence[MixerConfig], variables: int) -> None:
-        super().__init__(recipe, mixers, variables, variables=variables)
+        super().__init__(recipe, mixers, variables)
         self.embed = nn.Linear(2 * recipe.context, recipe.dim)
         self.dates = nn.Linear(COVARIATES, recipe.dim)
         self.head = nn.Linear(recipe.dim, recipe.horizon * self.outputs)

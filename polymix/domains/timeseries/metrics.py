@@ -15,13 +15,13 @@ from polymix.domains.timeseries.hosts import LEVELS
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError
 from polymix.files import output_names
-from polymix.train.data.drawing import save_figure
 from polymix.train.data.problems import Problems
+from polymix.train.data.series.drawing import draw_forecasts, middle
 from polymix.train.data.splits import spread
 from polymix.train.task import Process
 
 BAND = 0.8  # what the quantiles 0.1 and 0.9 have between them
-DRAWN, PASTS = 6, 3  # panels of a picture, and how many horizons of the past each shows
+DRAWN = 6  # panels of a picture
 
 
 def pinball(forecast: Tensor, truth: Tensor) -> Tensor:
@@ -29,11 +29,6 @@ def pinball(forecast: Tensor, truth: Tensor) -> Tensor:
     levels = torch.tensor(LEVELS if forecast.shape[-1] > 1 else (0.5,), device=forecast.device)
     error = truth[..., None] - forecast
     return torch.maximum(levels * error, (levels - 1) * error)
-
-
-def middle(forecast: Tensor) -> Tensor:
-    """The median (…) of forecasts (…, Q), or the one forecast there is."""
-    return forecast[..., forecast.shape[-1] // 2]
 
 
 def scores(forecast: Tensor, window: Window) -> dict[str, float]:
@@ -100,31 +95,8 @@ def draw(model: nn.Module, data: SeriesData, recipe: TimeseriesRecipe, folder: P
         one = data.test.series[data.test.places[place][0]].series
         panels.append((f"{one.name}, {one.variables[variable]}", seen, outputs[row, variable], None))
     path = folder / "forecasts.png"
-    _figure(path, panels, recipe)
+    draw_forecasts(path, panels, recipe.context, recipe.horizon)
     return [path]
-
-
-def _figure(path: Path, panels: Sequence[tuple[str, Tensor, Tensor, Any]], recipe: TimeseriesRecipe) -> None:
-    """Panels of a title, what was observed (C or C + H), a forecast (H, Q), and the times of both or None."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1.7 * len(panels)), layout="constrained")
-    context, horizon = recipe.context, recipe.horizon
-    first = max(0, context - PASTS * horizon)
-    for axes, (title, seen, output, times) in zip(
-        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
-    ):
-        steps = list(range(-context, horizon)) if times is None else times.tolist()
-        past, future = steps[first : len(seen)], steps[context : context + horizon]
-        if output.shape[-1] > 1:
-            axes.fill_between(future, output[:, 0].tolist(), output[:, -1].tolist(), alpha=0.3, color="#00a0b0",
-                              linewidth=0, label="80 % band")  # fmt: skip
-        axes.plot(past, seen[first:].tolist(), color="#757575", linewidth=1, label="observed")
-        axes.plot(future, middle(output).tolist(), color="#00a0b0", linewidth=1.5, label="forecast")
-        axes.set_title(title, fontsize=8, loc="left")
-        axes.tick_params(labelsize=7)
-    figure.axes[0].legend(fontsize=7, frameon=False, loc="upper left", labelcolor="#757575")
-    save_figure(path, figure)
 
 
 def predict(
@@ -162,7 +134,7 @@ def predict(
                     answers[title]["times"] = [str(time) for time in times[recipe.context :]]
                 panels.append((title, past, back, times))
         path = folder / f"{name}-forecast.png"
-        _figure(path, panels[:DRAWN], recipe)
+        draw_forecasts(path, panels[:DRAWN], recipe.context, recipe.horizon)
         first = next(iter(answers.values()))
         low, median, high = (first[key][0] for key in ("low", "median", "high"))
         answer = f"{recipe.horizon} steps ahead, the first {median:.4g} ({low:.4g} to {high:.4g})"

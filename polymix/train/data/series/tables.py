@@ -147,7 +147,7 @@ def _series(
     if len(set(names)) < len(names):
         problems.add(path, "", f"two columns of the name {next(name for name in names if names.count(name) > 1)}")
         return None
-    empty = [name for name, observed in zip(names, numpy.isfinite(values).any(0).tolist(), strict=True) if not observed]
+    empty = [name for place, name in enumerate(names) if not numpy.isfinite(values[:, place]).any()]
     if empty:
         problems.add(path, "", f"no number in the column {empty[0]}: remove it")
         return None
@@ -192,4 +192,6 @@ def _m4_rows(file: Path, problems: Problems) -> dict[str, Array]:
                 problems.add(file, f"line {place + 1}", "a cell that is no number")
                 continue
             rows[row[0].strip()] = numpy.array(numbers, numpy.float64)
+    if not rows:
+        problems.add(file, "", "no rows of numbers")
     return rows
