@@ -1,6 +1,6 @@
 """Who may import whom: each layer only what stands to its left, and a host library only the file that is about it.
 
-ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- { pages, timm } <- { measure, parallel }
+ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- { pages, timm, polynomials } <- { measure, parallel }
 <- { train, export } <- workflows <- cli; a domain imports what is up to train, and nothing imports a domain.
 """
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "polymix"
 LAYERS = (
     {"ops"}, {"structured"}, {"mixers"}, {"blocks", "convert", "models", "lens", "inference"}, {"polymix"},
-    {"pages", "timm"}, {"measure", "parallel"}, {"train", "export"}, {"domains"}, {"workflows"}, {"cli"},
+    {"pages", "timm", "polynomials"}, {"measure", "parallel"}, {"train", "export"}, {"domains"}, {"workflows"}, {"cli"},
 )  # fmt: skip
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.

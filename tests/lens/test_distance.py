@@ -44,7 +44,7 @@ def test_what_has_no_distance_is_refused(options, error):
         lens.distance(**{"f": lambda x: x, "g": lambda x: x, "shape": (1, 3, 2), **options})
 
 
-def test_without_positions_an_ordered_map_stays_as_far_as_the_nearest_equivariant_one():
+def test_without_positions_no_order_of_the_tokens_is_nearer():
     """Theorem 3.2 needs its positions: P⁻¹ f(P X) of a PolyMorpher is itself, so it is as far from f as from f ∘ P."""
 
     def shift(x):
