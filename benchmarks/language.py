@@ -69,6 +69,8 @@ def measure_speed(content: dict[str, Any], given: argparse.Namespace) -> None:
         for row in speed.measure(model, dtype, batch, contexts, given.threads, given.quick):
             rows.append({**what, **row})
             print(rows[-1], flush=True)
+        rows.sort(key=lambda row: (row["kind"], row["batch"], row["dtype"] != "float32",
+                                   speed.MODELS.index(row["model"]), row["context"]))  # fmt: skip
         save(content, given.out)
 
 

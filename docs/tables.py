@@ -38,6 +38,7 @@ from _tables import (  # noqa: E402
     results,
     scaling,
     search,
+    statements,
 )
 
 from polymix.files import write_whole  # noqa: E402
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **overview.TABLES, **options.TABLES,
     **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
     **search.TABLES, **gpu.TABLES, **language.TABLES, **scaling.TABLES, **parallel.TABLES, **busy.TABLES,
+    **statements.TABLES,
 }  # fmt: skip
 
 

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from polymix.mixers import list_mixers as list_mixers
     from polymix.mixers import register as register
     from polymix.parallel import parallelize as parallelize
+    from polymix.polynomials import PolynomialReport as PolynomialReport
+    from polymix.polynomials import polynomialize as polynomialize
     from polymix.structured import Cost as Cost
     from polymix.train.distill import distill as distill
     from polymix.workflows.convert import assess as assess
@@ -72,6 +74,7 @@ _NAMES = {
         "explain", "list_mixers", "register",
     ),
     "polymix.parallel": ("parallelize",),
+    "polymix.polynomials": ("PolynomialReport", "polynomialize"),
     "polymix.structured": ("Cost",),
     "polymix.train.distill": ("distill",),
     "polymix.workflows.convert": ("assess", "push_to_hub"),

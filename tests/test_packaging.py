@@ -34,7 +34,7 @@ def test_the_table_of_extras_is_that_of_the_project():
 def test_dev_has_every_extra_that_tests_use():
     (within,) = (line for line in PROJECT["optional-dependencies"]["dev"] if line.startswith("polymix["))
     missing = set(EXTRAS) - set(within[8:-1].split(","))
-    assert missing == {"mobile", "wandb"}, "large, or a service: their tests are skipped without them"
+    assert missing == {"mobile", "series", "wandb"}, "large, or a service: their tests are skipped without them"
 
 
 def test_plotly_comes_only_to_those_who_look_at_scans():

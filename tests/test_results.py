@@ -147,7 +147,12 @@ def test_the_machine_is_as_its_type_says():
 
 @pytest.mark.parametrize(
     ("kind", "folder"),
-    [(BenchContent, "bench"), (CompareContent, "compare-fashion"), (CompareContent, "compare-scenes")],
+    [
+        (BenchContent, "bench"),
+        (CompareContent, "compare-fashion"),
+        (CompareContent, "compare-scenes"),
+        (CompareContent, "compare-padre"),
+    ],
 )
 def test_published_results_have_the_types_of_today(kind, folder):
     content = read_results(RESULTS / folder / "results.json", kind, "polymix")

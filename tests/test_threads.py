@@ -82,7 +82,7 @@ def test_doctor_names_what_threads_share(machine, monkeypatch):
     machine(cores=2, affinity=2, load=3.2, membership=UNIFIED, cpu_max="150000 100000\n")
     monkeypatch.setattr(threads, "_prepared", False)
     found = doctor._cores()
-    expected = f"GOMP_SPINCOUNT is not set; the commands set {threads.SPIN_COUNT}"
+    expected = f"GOMP_SPINCOUNT is not set; the commands set {threads.SPIN_COUNT}, or 1000 on a busy machine"
     assert found.state == f"2 of the machine, 2 by affinity, a cgroup quota of 1.5; load 3.2; {expected}"
     assert found.advice == "", "on one core there is nothing to choose"
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
@@ -92,18 +92,21 @@ def test_doctor_names_what_threads_share(machine, monkeypatch):
     assert "--threads 1" in found.advice
 
 
-def test_nothing_is_set_where_pytorch_is_loaded_already(monkeypatch):
+@pytest.mark.parametrize(("load", "spins"), [(0.3, threads.SPIN_COUNT), (9.0, threads.BUSY_SPIN_COUNT)])
+def test_nothing_is_set_where_pytorch_is_loaded_already(machine, monkeypatch, load, spins):
+    machine(cores=2, load=load)
     environment = {}
     threads.prepare(environment)
     assert environment == {}, "here it is loaded: the variable would only reach other programs"
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(threads, "_prepared", False)
     threads.prepare(environment)
-    assert environment == {"GOMP_SPINCOUNT": str(threads.SPIN_COUNT)}
+    assert environment == {"GOMP_SPINCOUNT": str(spins)}, "on a busy machine threads sleep earlier"
 
 
 WATCH = """
 import os, sys
+os.getloadavg = lambda: (0.0, 0.0, 0.0)
 
 class Watch:  # the environment at the moment in which PyTorch is first looked for
     def find_spec(self, name, path=None, target=None):

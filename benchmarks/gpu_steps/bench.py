@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 import polymix
+from gpu_steps.digests import digests
 from polymix.errors import ResultsError
 from polymix.files import write_whole
 from polymix.measure import Stopwatch, Timing, in_turn, interleaved, once
@@ -193,6 +194,7 @@ def begin(path: Path | None, sizes: Sizes, machine: Row, fresh: bool) -> dict[st
     """The results to continue: new ones, or those that the same code on the same machine left at `path`."""
     settings = json.loads(json.dumps({**asdict(sizes), "code": code()}))
     new = {"schema": SCHEMA, "finished": False, "settings": settings, "machine": machine, "missing": [], "done": []}
+    new["kernels"] = digests()
     new["steps"] = {step: [] for step in STEPS}
     if path is None or fresh or not path.exists():
         return new

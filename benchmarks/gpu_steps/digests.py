@@ -10,6 +10,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from polymix.ops.operator import registered
+
+OPS = Path(__file__).parents[2] / "polymix" / "ops"
 Names = Mapping[str, tuple[str, ast.stmt]]  # of a module: the module that defines a name, and its definition
 
 
@@ -55,17 +58,14 @@ def _text(statement: ast.stmt) -> str:
     return ast.unparse(ast.fix_missing_locations(statement))
 
 
-def digests(root: Path, operators: Mapping[str, str]) -> dict[str, str]:
-    """The digest of each operator.
-
-    Args:
-        root: the folder `polymix/ops`.
-        operators: "module:function" of the launcher of each, whose backward is function_backward of that module.
-    """
+def digests(root: Path = OPS) -> dict[str, str]:
+    """The digest of each operator, of its forward and its backward, in the folder `polymix/ops`."""
     modules, answer = _modules(root), {}
-    for name, launcher in operators.items():
-        module, function = launcher.split(":")
-        parts = {}
+    for name, operator in registered().items():
+        module, function = operator.kernels.get("triton", ":").split(":")
+        if module not in modules:
+            continue
+        parts: dict[str, ast.stmt] = {}
         for start in (function, f"{function}_backward"):
             parts.update(_defined(modules, module, start))
         text = "\n".join(f"{where}\n{_text(parts[where])}" for where in sorted(parts))

@@ -22,9 +22,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from language_steps.timing import cache_bytes
 from polymix.measure import once, repeated
+from polymix.mixers.cache import StateLayer
 from polymix.models.language import preset
 
 from transformers import AutoModelForCausalLM, DynamicCache  # isort: skip
@@ -81,7 +82,7 @@ def filled(model: Any, batch: int, tokens: int) -> Any:
     model(torch.randint(config.vocab_size, (batch, min(tokens, 160 if batch == 1 else 16))), past_key_values=cache,
           logits_to_keep=1)  # fmt: skip
     for layer in cache.layers:
-        if layer.keys is None:
+        if isinstance(layer, StateLayer):
             layer.seen = tokens
         elif (more := tokens - layer.get_seq_length()) > 0:
             like = layer.keys
@@ -105,8 +106,7 @@ def decode(name: str, dtype: str, batch: int, contexts: Sequence[int], quick: bo
             continue
         cache = filled(model, batch, context - chunk)
         last = once(partial(read, cache))
-        held = [(layer.keys, layer.values) if layer.keys is not None else layer.state for layer in cache.layers]
-        state = sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
+        state = cache_bytes(cache)
         total, ids = read_bytes(model) + state, torch.randint(vocabulary, (batch, 1))
         pairs = beside_reading(partial(model, ids, past_key_values=cache), total)
         step, read_s = (median(one) for one in zip(*pairs, strict=True))

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from language_steps.models import BATCH, CONTEXT, MODELS, VOCAB, config
 from polymix.measure import repeated
+from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTForCausalLM
 
 from transformers import DynamicCache  # isort: skip
@@ -42,6 +43,12 @@ def per_second(label: str, quick: bool) -> float:
     return ids.numel() / timing.median
 
 
+def cache_bytes(cache: DynamicCache) -> int:
+    """The bytes of all states, keys and values."""
+    held = [layer.state if isinstance(layer, StateLayer) else (layer.keys, layer.values) for layer in cache.layers]
+    return sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
+
+
 @torch.no_grad()
 def decode(label: str, tokens: int, quick: bool) -> tuple[float, int]:
     """Milliseconds of one token after so many, and the bytes of the cache.
@@ -61,8 +68,7 @@ def decode(label: str, tokens: int, quick: bool) -> tuple[float, int]:
         for start in range(0, tokens, CHUNK):
             ids = torch.randint(VOCAB, (1, min(CHUNK, tokens - start)))
             model(ids, past_key_values=cache, logits_to_keep=1)
-    held = [(layer.keys, layer.values) if layer.keys is not None else layer.state for layer in cache.layers]
-    size = sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
+    size = cache_bytes(cache)
     timing = repeated(lambda: model(torch.randint(VOCAB, (1, 1)), past_key_values=cache), least=times, most=times,
                       warm_up=1)  # fmt: skip
     return timing.milliseconds().median, size

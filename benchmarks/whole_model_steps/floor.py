@@ -21,14 +21,12 @@ MAX_ROUNDS = 20
 def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float, clock: Clock) -> dict[Any, float]:
     """The seconds of each call, the fastest of several rounds in turn: other work on the machine only adds to them.
 
-    The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
+    The rounds take so many seconds altogether, but there are two at least: the first packs weights and finds memory.
     """
     first = {name: once(call, clock=clock) for name, call in calls.items()}
     whole = sum(first.values())
-    if whole > seconds / 2:  # one round is all there is time for
-        return first
     rounds = max(1, min(MAX_ROUNDS, int((seconds - whole) / whole)))
-    return {name: timing.least for name, timing in in_turn(calls, rounds, clock=clock).items()}
+    return {name: min(first[name], timing.least) for name, timing in in_turn(calls, rounds, clock=clock).items()}
 
 
 def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:

@@ -18,11 +18,12 @@ PASTIS = "polymix train satellite --preset paper --data PASTIS --mixer {}"
 MATCHED = " --set match_parameters=True"  # as the paper keeps the parameters of its hosts
 LAM = "polymix train handwriting --preset paper --data LAM --layout lam --mixer {}"
 PAGES = " --set lines=16 --set steps=50000"
+SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
 HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "segment3d": "miou",
-    "detect3d": "NDS", "generation": "fd",
+    "detect3d": "NDS", "timeseries": "mase", "generation": "fd",
 }  # fmt: skip
 
 
@@ -58,6 +59,26 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     content = load(f"tasks/{task}/results.json")
     speeds = f" {content['speeds']}" if "speeds" in content else ""
     return f"{content['machine']}.{speeds}\n\n{table(head, lines)}"
+
+
+def series_controls() -> str:
+    """The MASE of the controls that every run of timeseries measures, beside the best and the floor."""
+    lines = []
+    for name, data in (("", "each series has its period"), ("/lead", "followers"), ("/electricity", "electricity")):
+        rows = measured(f"timeseries{name}")
+        if not rows:
+            continue
+        own = next(iter(rows.values()))["metrics"]
+        controls = [number(own[f"mase_{name}"], 3) for name in ("naive", "seasonal", "smoothing", "linear")]
+        mixed = {key: row["metrics"]["mase"] for key, row in rows.items() if key not in ("linear_floor", "dlinear")}
+        best = min(mixed, key=lambda key: mixed[key])
+        others = [
+            number(rows[key]["metrics"]["mase"], 3) if key in rows else NONE for key in ("dlinear", "linear_floor")
+        ]
+        lines.append((data, *controls, *others, f"{mixed[best]:.3f} (`{best}`)"))
+    head = ("MASE on", "naive", "seasonal naive", "exponential smoothing", "linear, least squares", "DLinear",
+            "`linear_floor`", "best mixer")  # fmt: skip
+    return table(head, lines) if lines else "Not measured yet."
 
 
 def satellite_tried() -> str:
@@ -365,6 +386,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "segment": lambda: default_run("segment", ("miou", "accuracy")),
     "segment3d": segment3d,
     "detect3d": lambda: default_run("detect3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
+    "timeseries": lambda: default_run("timeseries", SERIES),
+    "timeseries-lead": lambda: default_run("timeseries/lead", SERIES),
+    "timeseries-electricity": lambda: default_run("timeseries/electricity", SERIES),
+    "timeseries-controls": series_controls,
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,
     "generation-resolution": generation_resolution,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -92,17 +92,19 @@ def castling() -> str:
     return table(("mixer", "ms", "MiB"), lines)
 
 
-def scenes() -> str:
+def scenes(folder: str, headline: bool) -> str:
     """The answer of `polymix compare` on its default data, and the accuracies: mean, and half the range over seeds."""
-    content, accuracies = load("compare-scenes/results.json"), {}
+    content, accuracies = load(f"{folder}/results.json"), {}
     for row in content["rows"]:
         accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
+    seeds = content["settings"]["seeds"]
     lines = [
-        (f"`{mixer}`", f"{fmean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}")
+        (f"`{mixer}`", f"{fmean(values):.1f}" + (f" ± {(max(values) - min(values)) / 2:.1f}" if seeds > 1 else ""))
         for mixer, values in accuracies.items()
     ]
-    head = ("mixer", f"accuracy, %, and half the range over {content['settings']['seeds']} seeds")
-    return f"{where(content['machine'])}. {content['answer']['headline']}\n\n{table(head, lines)}"
+    head = ("mixer", f"accuracy, %, and half the range over {seeds} seeds" if seeds > 1 else "accuracy, %")
+    answer = f" {content['answer']['headline']}" if headline else ""
+    return f"{where(content['machine'])}.{answer}\n\n{table(head, lines)}"
 
 
 def targets() -> str:
@@ -150,18 +152,53 @@ FLOORS, GAIN = {"pom": 1.3, "qt": 1.4}, 1.5  # aimed at in language models: floo
 
 def language_models() -> str:
     """Optimized GPT-2 with mixers against its floor and against optimized attention, and what was aimed at."""
-    content, lines = load("whole-models.json"), []
-    for row in (row for rows in content["pieces"].values() for row in rows if row["mixer"] in FLOORS):
-        if row["model"] != "gpt2":
+    contents, lines = [load("whole-models.json"), load("language-models.json")], []
+    for threads, row, attention in _language_rows(*contents):
+        if row["mixer"] not in FLOORS:
             continue
         ours, most = row["optimized"], FLOORS[row["mixer"]]
         floors, gain = ours / row["floor"], row["attention_optimized"] / ours
+        again = sum(attention["parts"].values()) / sum(row["parts"].values())
         verdicts = ["met" if met else "**not met**" for met in (floors <= most, gain >= GAIN)]
-        lines.append((row["mixer"], row["input"], f"{1e3 * ours:.0f}", f"{floors:.2f} (≤ {most}), {verdicts[0]}",
-                      f"{gain:.2f} × (≥ {GAIN}), {verdicts[1]}", f"{gain * floors:.2f} ×"))  # fmt: skip
-    head = ("mixer", "input", "optimized, ms", "over the floor (aim)", "attention's time, optimized, over ours (aim)",
-            "and over the floor")  # fmt: skip
-    return f"{where(content['machine'])}, AVX-512; GPT-2, batch 1, float32.\n\n{table(head, lines)}"
+        lines.append((row["mixer"], row["input"], f"{threads}, {row['clock']}", f"{1e3 * ours:.0f}",
+                      f"{floors:.2f} (≤ {most}), {verdicts[0]}", f"{gain:.2f} × (≥ {GAIN}), {verdicts[1]}",
+                      f"{again:.2f} ×", f"{gain * floors:.2f} ×"))  # fmt: skip
+    head = ("mixer", "input", "threads, clock", "optimized, ms", "over the floor (aim)",
+            "attention's time, optimized, over ours (aim)", "in a later call, profiled", "over the floor")  # fmt: skip
+    machine = contents[0]["machine"]
+    setting = f"{machine['cpu']}, torch {machine['torch']}, AVX-512; GPT-2, batch 1, float32."
+    command = "`python benchmarks/whole_models.py OUT.json --no-compiled --only gpt2-4096-pom,…`"
+    return f"{setting}\n\n{table(head, lines)}\n\n{command}, with `--threads 1 --clock processor` for one thread."
+
+
+def prefill_logits() -> str:
+    """Tokens a second of GPT-2's prompt: with the logits of its last token, and with all."""
+    rates: dict[str, dict[str, float]] = {}
+    content = load("whole-models.json")
+    for _, row, _ in _language_rows(content):
+        rates.setdefault(row["mixer"], {}).setdefault(row["input"], row["tokens"] / row["optimized"])
+    last, whole = "4,096 tokens", "4,096 tokens, all logits"
+    lines = [(mixer, f"{its[last]:,.0f}", f"{its[whole]:,.0f}") for mixer, its in rates.items() if whole in its]
+    setting = f"{where(content['machine'])}; GPT-2, {last}, under `polymix.optimize`, float32."
+    command = "`python benchmarks/whole_models.py OUT.json --only gpt2-4096-pom,gpt2-4096-pom-logits`"
+    return f"{table(('mixer', 'last token, tokens/s', 'all logits, tokens/s'), lines)}\n\n{setting} {command}"
+
+
+def _language_rows(*contents: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """The threads of the machine, a row of GPT-2, and the row of attention that it was measured beside."""
+    for content in contents:
+        for rows in content["pieces"].values():
+            yield from ((content["machine"]["threads"], row, rows[0]) for row in rows if row["model"] == "gpt2")
+
+
+def overhead() -> str:
+    """Microseconds of Python in a call: before its first kernel, and a whole call on few tokens."""
+    content = load("overhead.json")
+    lines = [(f"`{row['mixer']}`", f"{row['first_kernel_us']:.0f}", f"{row['call_16_tokens_us']:.0f}")
+             for row in content["rows"]]  # fmt: skip
+    head = ("mixer", "to the first kernel, 196 tokens, µs", "a whole call with 16 tokens, µs")
+    command = "`python benchmarks/overhead.py OUT.json --threads 1 --clock processor`"
+    return f"{table(head, lines)}\n\n{where(content['machine'])}; {command}"
 
 
 def compiled() -> str:
@@ -327,9 +364,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-channels": partial(blocks, "dim", "tokens", 1024),
     "bench-positions": partial(blocks, "tokens", "dim", 64),
     "readme-bench": readme_bench,
-    "scenes": scenes,
+    "scenes": partial(scenes, "compare-scenes", True),
+    "padre-parts": partial(scenes, "compare-padre", False),
     "targets": targets,
     "whole-models": whole_models,
+    "prefill-logits": prefill_logits,
+    "overhead": overhead,
     "whole-model-parts": whole_model_parts,
     "language-models": language_models,
     "compiled": compiled,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from .figures import load, table
+from .figures import ROOT, load, table
+
+sys.path.append(str(ROOT / "benchmarks"))
+from gpu_steps.digests import digests
 
 FILE, BEFORE = "gpu-nvidia-h200-quick.json", "gpu-nvidia-h200-before.json"
 Row = dict[str, Any]
@@ -117,6 +121,18 @@ def model() -> str:
     )
 
 
+def ran() -> str:
+    """Which operators' kernels ran on a GPU as they are now."""
+    before, now = load(FILE)["kernels"], digests()
+    states = {
+        "as they are": [name for name in now if before.get(name) == now[name]],
+        "in an earlier form": [name for name in now if name in before and before[name] != now[name]],
+        "never": [name for name in now if name not in before],
+    }
+    lines = [(state, ", ".join(f"`{name}`" for name in names) or "–") for state, names in states.items()]
+    return f"{table(('passed their tests on an NVIDIA H200', 'kernels of the operators'), lines)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "gpu-model": model, "amx": bf16,
+    "gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "gpu-model": model, "gpu-ran": ran, "amx": bf16,
 }  # fmt: skip

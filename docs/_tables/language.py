@@ -90,11 +90,11 @@ def language_speed() -> str:
     figures = {(row["kind"], row["model"], row["dtype"], row["batch"], row["context"]): row for row in content["rows"]}
     lines = []
     for model, dtype, batch in dict.fromkeys(key[1:4] for key in figures if key[0] == "decode"):
-        cases = [figures.get(("decode", model, dtype, batch, n), {}) for n in (1024, 4096, 16384)]
+        cases = [figures.get(("decode", model, dtype, batch, n), {}) for n in (1024, 4096, 16384, 32768)]
         keys = (("prefill_tokens_per_second", 0), ("decode_ms", 1), ("over_read", 2))
         cells = [" / ".join(f"{row[key]:,.{digits}f}" if key in row else "–" for row in cases) for key, digits in keys]
         lines.append((f"`{model}`", dtype, batch, *cells))
-    head = ("model", "dtype", "batch", "prefill, tokens/s, at 1k / 4k / 16k tokens", "ms per step", "over reading")
+    head = ("model", "dtype", "batch", "prefill, tokens/s, at 1k / 4k / 16k / 32k", "ms per step", "over reading")
     trained = [row for row in content["rows"] if "training_tokens_per_second" in row]
     rows = [(f"`{row['model']}`", row["context"], f"{row['training_tokens_per_second']:,.0f}") for row in trained]
     setting = f"{where(content['machine'])}. `python benchmarks/language.py OUT.json --only speed`"

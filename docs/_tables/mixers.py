@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polymix import ops, structured
+from polymix import structured
 from polymix.errors import PolymixError
 from polymix.mixers import MixerConfig, TokenMixer, config_class, create_mixer, list_mixers, mixer_class
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.ops.operator import Operator
+from polymix.ops.operator import registered
 from polymix.structured import Site, StructuredMap, create_map, list_maps
 
 from . import overview as domains
@@ -302,11 +300,9 @@ def each_structure() -> str:
 
 def operators() -> str:
     """The registered operators, and for which devices each has a kernel."""
-    modules = [import_module(f"polymix.ops.{module.name}") for module in pkgutil.iter_modules(ops.__path__)]
-    registered = {
-        value.name: value for module in modules for value in vars(module).values() if isinstance(value, Operator)
-    }
-    rows = [(f"`{name}`", yes("triton" in op.kernels), yes("native" in op.kernels)) for name, op in registered.items()]
+    rows = [
+        (f"`{name}`", yes("triton" in op.kernels), yes("native" in op.kernels)) for name, op in registered().items()
+    ]
     return table(("operator", "Triton", "C"), sorted(rows))
 
 

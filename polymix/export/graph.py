@@ -24,7 +24,7 @@ from polymix.export.manifest import Arrays, onnx_session, run_session, write_out
 from polymix.extras import check_installed
 from polymix.files import disk_error, write_whole
 from polymix.mixers import TokenMixer
-from polymix.ops.related import selective_scan
+from polymix.ops.related import delta_rule, selective_scan
 
 if TYPE_CHECKING:
     from polymix.export.web.drawing import Drawing
@@ -298,7 +298,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scans_as_loops() -> Iterator[None]:
-    """Trace Mamba's recurrence as PyTorch's scan, which becomes ONNX's Scan, in place of polymix's operator."""
+    """Trace the recurrences of Mamba and delta rules as PyTorch's scan, which becomes ONNX's Scan."""
     from torch._higher_order_ops.scan import scan
 
     def loop(a: Tensor, b: Tensor, start: Tensor, reverse: bool = False) -> Tensor:
@@ -309,12 +309,20 @@ def scans_as_loops() -> Iterator[None]:
         _, states = scan(step, start, (a.transpose(0, 1), b.transpose(0, 1)), dim=0, reverse=reverse)
         return states.transpose(0, 1)
 
-    plain = selective_scan.linear_scan
-    selective_scan.linear_scan = loop
+    def matrix_loop(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
+        def apply(S: Tensor, now: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            after = now[0] @ S + now[1]
+            return after, after.clone()
+
+        _, states = scan(apply, start, (step.movedim(2, 0), gain.movedim(2, 0)), dim=0)
+        return torch.cat((start.unsqueeze(2), states.movedim(0, 2)), 2)
+
+    plain = selective_scan.linear_scan, delta_rule.matrix_scan
+    selective_scan.linear_scan, delta_rule.matrix_scan = loop, matrix_loop
     try:
         yield
     finally:
-        selective_scan.linear_scan = plain
+        selective_scan.linear_scan, delta_rule.matrix_scan = plain
 
 
 def refusal(graph: Graph, error: BaseException) -> CapabilityError | OSError:

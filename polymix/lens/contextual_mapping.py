@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from polymix.errors import check_int
 from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.mixers import PomMixer
 from polymix.numbers import significant
 
 _CELLS = 6
@@ -23,6 +24,7 @@ EQUAL_SUMS = (
     ((0, 3), (1, 2)), ((0, 4, 5), (1, 2, 6)), ((0, 4, 7, 11), (1, 2, 9, 10)), ((0, 4, 8, 16, 17), (1, 2, 10, 14, 18)),
     ((0, 5, 6, 16, 17, 22), (1, 2, 10, 12, 20, 21)),
 )  # fmt: skip
+_MAX_DEGREE = 6  # of PoM, tried for `smallest`: the contexts above are told apart by degree 6
 _LINES = 4  # lines for each pair
 _STEPS = 60  # of the search
 _MIN_DISTANCE = 1e-2  # contexts closer than this, as a share of their norm, are the same
@@ -42,8 +44,12 @@ class ContextualMapping:
         collision: (2, N, C), two contexts of the same last token with the same last row, found by a search; None: it
             found none. A continuous map of more numbers than a row has always has some, PoM's and attention's too, at
             every degree: Lemma 3.3 of PoM can hold for finitely many inputs, not for all of R^(N × C).
+        smallest: of PoM, (k, D): the smallest degree with its inner width, and the smallest inner width (of 1, 2, 4, …
+            times what its heads and groups need) with its degree, whose rows do not coincide on these inputs, with new
+            weights. k is None if no degree up to 6 is enough, D if not even its own width is. None for other modules.
         tolerance: rows closer than this coincide.
         inputs, pairs: how many random inputs and pairs of their rows were compared.
+        size: mean norm of a row, by which the distances are divided.
         nearest: the distance from each row to its nearest neighbour.
     """
 
@@ -52,9 +58,11 @@ class ContextualMapping:
     twins: float
     alike: float
     collision: Tensor | None
+    smallest: tuple[int | None, int | None] | None
     tolerance: float
     inputs: int
     pairs: int
+    size: float
     nearest: Tensor
 
     @property
@@ -73,7 +81,11 @@ class ContextualMapping:
         verdict = "no two output rows coincide" if self.holds else "some output rows coincide"
         search = "none" if self.collision is None else "two contexts with the same row"
         tried = f"{self.pairs:,} pairs, {self.inputs} random inputs"
-        return f"{verdict} ({tried}); smallest distance: {kinds}; a search over all inputs found {search}"
+        sizes = ""
+        if self.smallest is not None:
+            k, width = ("none" if size is None else size for size in self.smallest)
+            sizes = f"; smallest degree that is enough for these inputs: {k}, smallest inner width: {width}"
+        return f"{verdict} ({tried}); smallest distance: {kinds}{sizes}; a search over all inputs found {search}"
 
     def plot(self, path: str | Path) -> Path:
         """Save a histogram of each output row's distance to its nearest neighbour."""
@@ -89,9 +101,10 @@ def contextual_mapping(
 ) -> ContextualMapping:  # fmt: skip
     """Check whether output rows of different tokens, or of one token in different contexts, coincide on some inputs.
 
-    A mixer for which they never do is a contextual mapping (PoM, Lemma 3.3). Tried are random inputs, inputs that
-    differ in one token, and contexts that polynomials up to degree 5 cannot tell apart, as far as there are tokens for
-    them. Beyond these, Gauss and Newton's method searches two contexts of one token with the same row.
+    A mixer for which they never do is a contextual mapping (PoM, Lemma 3.3), which can be asked of two sets of inputs.
+    `holds` and `smallest` speak of a finite one: random inputs, inputs that differ in one token, and contexts that
+    polynomials up to degree 5 cannot tell apart, as far as there are tokens for them. `collision` speaks of all of
+    R^(N × C): Gauss and Newton's method searches two contexts of one token with the same row.
 
     Args:
         module: a mixer, any module, or a function of one tensor.
@@ -103,6 +116,16 @@ def contextual_mapping(
     """
     check_int("draws", draws, 2)
     probe = Probe(module, x, shape, seed, _CELLS, call)
+    found = _measure(probe, draws)
+    n = probe.tokens[0]
+    collision = None
+    if as_tokens(probe.out_shape, "module")[0] == n > 1:
+        collision = _search(probe, found.tolerance * found.size)
+    return replace(found, collision=collision, smallest=_smallest(probe, found, draws, seed))
+
+
+def _measure(probe: Probe, draws: int) -> ContextualMapping:
+    """All but the search."""
     n, c = probe.tokens
     rows_out = as_tokens(probe.out_shape, "module")[0]
     inputs = []
@@ -132,13 +155,32 @@ def contextual_mapping(
         twins += (table[unchanged] / size).tolist()
         alike += [_alike(probe, pair) / size for pair in EQUAL_SUMS if len(pair[0]) < n]
     tolerance = SAFETY * rows.shape[1] ** 0.5 * max(noise / size, EPS)
-    collision = _search(probe, tolerance * size) if rows_out == n > 1 else None
     return ContextualMapping(
         within=float(distance.masked_fill(~same, torch.inf).min()),
         across=float(distance.masked_fill(same, torch.inf).min()), twins=min(twins),
-        alike=min(alike), collision=collision, tolerance=tolerance, inputs=len(inputs),
+        alike=min(alike), collision=None, smallest=None, size=size, tolerance=tolerance, inputs=len(inputs),
         pairs=len(rows) * (len(rows) - 1) // 2, nearest=distance.amin(1),
     )  # fmt: skip
+
+
+def _smallest(probe: Probe, found: ContextualMapping, draws: int, seed: int) -> tuple[int | None, int | None] | None:
+    """The smallest degree and the smallest inner width of PoM that are enough for the inputs tried."""
+    mixer = probe.function
+    if not isinstance(mixer, PomMixer):
+        return None
+
+    def enough(degree: int, inner: int) -> bool:
+        config = mixer.config.changed(degree=degree).with_width(inner, mixer.dim)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            twin = config.build(mixer.dim)
+        return _measure(Probe(twin, probe.x, probe.shape, seed, _CELLS, dict(probe.call)), draws).holds
+
+    step = mixer.config.width_unit
+    degrees = (k for k in range(1, _MAX_DEGREE + 1) if enough(k, mixer.inner))
+    doubled = (step << i for i in range((mixer.inner // step).bit_length()))
+    widths = (width for width in doubled if enough(mixer.config.degree, width))
+    return next(degrees, None), next(widths, None)
 
 
 def _alike(probe: Probe, pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:

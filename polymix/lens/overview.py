@@ -124,7 +124,7 @@ def _numbers(name: str, result: Any) -> dict[str, Any]:
     if name == "equivariance":
         kinds = {kind: getattr(result, kind) for kind in ("permutation", "circular", "interior")}
         return {kind: {**asdict(verdict), "holds": verdict.holds} for kind, verdict in kinds.items()}
-    names = ("within", "across", "twins", "alike", "tolerance", "inputs", "pairs", "holds")
+    names = ("within", "across", "twins", "alike", "tolerance", "inputs", "pairs", "smallest", "holds")
     collision = None if result.collision is None else result.collision.tolist()
     return {**{kind: getattr(result, kind) for kind in names}, "collision": collision}
 

@@ -39,10 +39,7 @@ class WeightTensor:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum Σ W^[d] ∏ x, (N', C'), for tokens x (N, C)."""
-        y = self.weights
-        for _ in range(self.order):
-            y = torch.einsum("...nc,nc->...", y, x)
-        return y
+        return contract(self.weights, x[None])[0]
 
     @cached_property
     def mask(self) -> Tensor:
@@ -101,6 +98,14 @@ class WeightTensor:
             f"  rank of each axis: {', '.join(map(str, self.ranks))}",
             f"  unchanged when renumbered: {', '.join(kept) or 'nothing'}",
         ))  # fmt: skip
+
+
+def contract(weights: Tensor, x: Tensor) -> Tensor:
+    """Σ W^[d] ∏ x, (B, N', C'), for dense weights and tokens x (B, N, C)."""
+    y = weights.expand(len(x), *weights.shape)
+    for _ in range(weights.ndim // 2 - 1):
+        y = torch.einsum("z...nc,znc->z...", y, x)
+    return y
 
 
 def _swapped(size: int, i: int) -> list[int]:

@@ -20,6 +20,7 @@ class Place(NamedTuple):
     total: int  # the number of tokens of the whole
     before: Tensor  # (B,) real tokens in front of it, int64
     grid: tuple[int, ...] | None = None  # of the whole
+    causal: bool = True  # whether tokens see earlier ones alone
 
 
 class Summary(NamedTuple):

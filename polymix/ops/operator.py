@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -163,6 +165,13 @@ class Operator:
         for position, grad in zip(wrt, gradients, strict=True):
             by_position[position] = grad
         return tuple(by_position)
+
+
+def registered() -> dict[str, Operator]:
+    """All operators, by name."""
+    folder = str(Path(__file__).parent)
+    modules = [importlib.import_module(f"polymix.ops.{each.name}") for each in pkgutil.iter_modules([folder])]
+    return {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Operator)}
 
 
 class _Undispatched(torch.autograd.Function):

@@ -69,21 +69,23 @@ class Processes:
     def agree(self, numbers: Sequence[int], error: Exception | None, device: torch.device) -> list[list[int]]:
         """The numbers of each process, in order. Where one has an error, all raise: it its own, they ParallelError."""
         text = (b"" if error is None else f"{type(error).__name__}: {error}".encode())[:_TEXT].ljust(_TEXT, b"\0")
-        row = torch.tensor([error is not None, *numbers, *text], dtype=torch.int64, device=device)
-        rows = [part.tolist() for part in self.all_gather(row)]
+        head = torch.tensor([error is not None, *numbers], dtype=torch.int64)
+        row = torch.cat((head.view(torch.uint8), torch.tensor(list(text), dtype=torch.uint8))).to(device)
+        gathered = [part.cpu().split([head.nbytes, _TEXT]) for part in self.all_gather(row)]
+        rows = [part.view(torch.int64).tolist() for part, _ in gathered]
         if error is not None:
             raise error
-        for rank, other in enumerate(rows):
-            if other[0]:
-                message = bytes(other[1 + len(numbers) :]).rstrip(b"\0").decode(errors="replace")
+        for rank, (_, said) in enumerate(gathered):
+            if rows[rank][0]:
+                message = bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
                 raise ParallelError("process group", f"process {rank} of {self.size} failed: {message}",
                                     "a call that all can make", "")  # fmt: skip
-        return [other[1 : 1 + len(numbers)] for other in rows]
+        return [other[1:] for other in rows]
 
     def gather(self, x: Tensor) -> Tensor:
         """x of each process, (P, …)."""
-        y: Tensor = _Gather.apply(self, x)
-        return y
+        ones = [1] * self.size
+        return self.exchange(torch.stack([x] * self.size), ones, ones)
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of x over the processes."""
@@ -136,19 +138,6 @@ def _reduced(processes: Processes, x: Tensor) -> Tensor:
     processes.sent += 2 * (processes.size - 1) * x.nbytes // processes.size  # of a ring
     processes.run(lambda: dist.all_reduce(x, group=processes.group))
     return x
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, processes: Processes, x: Tensor) -> Tensor:
-        ctx.processes = processes
-        return torch.stack(processes.all_gather(x.contiguous()))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        """What every process has for this one's x, added up."""
-        ones = [1] * ctx.processes.size
-        return None, _exchanged(ctx.processes, grad, ones, ones).sum(0)
 
 
 class _Exchange(torch.autograd.Function):

@@ -61,7 +61,7 @@ def mixer_bytes(
         return Sent(*2 * (2.0 * (processes - 1) * token * own,))
     if mode not in ("sum", "scan"):
         raise missing_capability(mixer.name, "sequence", "mixer", "one sequence on several processes")
-    added, gathered = _state(mixer, batch, tokens, grid, like)
+    added, gathered = _state(mixer, batch, tokens, grid, like, causal)
     if causal or mode == "scan" or gathered:
         states = (processes - 1) * (added + gathered)
         return Sent(*2 * (states + token * _busiest(mixer.memory, 0, own, processes),))
@@ -69,11 +69,11 @@ def mixer_bytes(
 
 
 def _state(
-    mixer: TokenMixer, batch: int, tokens: int, grid: tuple[int, ...] | None, like: torch.Tensor
+    mixer: TokenMixer, batch: int, tokens: int, grid: tuple[int, ...] | None, like: torch.Tensor, causal: bool
 ) -> tuple[int, int]:
     """The bytes of a state that adds up, or of one that does not; the other is 0. Of a real one, of one token."""
     x = torch.zeros(batch, 1, mixer.dim, dtype=like.dtype, device=like.device)
-    place = Place(0, tokens, torch.zeros(batch, dtype=torch.int64, device=like.device), grid or (tokens,))
+    place = Place(0, tokens, torch.zeros(batch, dtype=torch.int64, device=like.device), grid or (tokens,), causal)
     start = mixer.scan(x, None, x[..., 0].bool())[1] if mixer.memory else None
     with torch.no_grad():
         state, carry = mixer.summary(x, None, place, start)

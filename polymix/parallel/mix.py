@@ -180,7 +180,7 @@ class Whole:
 
     def _tokens(self, x: Tensor, part: Part) -> tuple[Tensor, Tensor | None, Place]:
         """A part's tokens, mask and place; one hidden token where it has none, so that it takes part all the same."""
-        place = Place(part.first, self.total, self._before_part(part.first, x), self.grid)
+        place = Place(part.first, self.total, self._before_part(part.first, x), self.grid, self.causal > 0)
         own = x[:, part.offset : part.offset + part.last - part.first]
         if part.first == part.last:  # the sum of none: zero, and in the graph of x
             return own.sum(1, keepdim=True), x.new_zeros(x.shape[0], 1, dtype=torch.bool), place
@@ -193,7 +193,7 @@ class Whole:
         summaries = [self.mixer.summary(*tokens[part]) for part in self.own]
         kind = type(summaries[0].state)
         if hasattr(kind, "blank"):
-            state = self._merged(self._gathered(summaries), len(self.parts)).state
+            state = self._merged(self._gathered(summaries), len(self.parts))
         else:  # states that add up are reduced, whatever the number of processes
             added = summaries[0] if len(summaries) == 1 else summaries[0].merge(summaries[1])
             fields = [self.processes.total(f) if f.is_floating_point() else f for f in added.state]
@@ -209,11 +209,11 @@ class Whole:
         gathered = self._gathered([self.mixer.summary(*tokens[p], starts[p]) for p in self.own])
         outputs = {}
         for part in self.own:
-            state = self._merged(gathered, self.parts.index(part)).state
+            state = self._merged(gathered, self.parts.index(part))
             start = starts[part]
             state = state if start is None else state._replace(window=start.window)
             outputs[part] = self.mixer.scan(tokens[part][0], state, tokens[part][1])[0][:, : part.last - part.first]
-        return self._in_order(outputs), self._merged(gathered, len(self.parts)).state
+        return self._in_order(outputs), self._merged(gathered, len(self.parts))
 
     def _gathered(self, summaries: list[Summary]) -> list[Summary]:
         """The summary of each part of the sequence, in its order, by one collective."""
@@ -232,9 +232,9 @@ class Whole:
             result.append(Summary(kind(*values), carry))
         return result
 
-    def _merged(self, summaries: list[Summary], count: int) -> Summary:
-        """The first `count` summaries merged. The others enter as of no tokens: a process that left them out would
-        miss the backward pass of the collective, and the others would wait for it."""
+    def _merged(self, summaries: list[Summary], count: int) -> Any:
+        """The state after the first `count` summaries. The others enter as of no tokens: a process that left them out
+        would miss the backward pass of the collective, and the others would wait for it."""
         merged = None if self.start is None else Summary(self.start)
         for place, (state, carry) in enumerate(summaries):
             if place >= count:
@@ -244,7 +244,7 @@ class Whole:
             summary = Summary(state, carry)
             merged = summary if merged is None else merged.merge(summary)
         assert merged is not None
-        return merged
+        return merged.state.recurrent if hasattr(merged.state, "recurrent") else merged.state
 
     def _windows(self, x: Tensor) -> dict[Part, Any]:
         """For mixers with a memory: the state that each own part's windows continue from."""

@@ -200,7 +200,8 @@ def fit(
         if checkpoint is not None and (step % recipe.checkpoint_every == 0 or at_end):
             content = {"settings": dict(settings or {}), "step": step, "slices": slices.total, "kept": selection.kept,
                        "scaler": place.scaler.state_dict(), "task": task.state(data)}  # fmt: skip
-            save_checkpoint(checkpoint, content, models, optimizer, schedule, writes=place.rank == 0)
+            writes = place.rank == 0
+            save_checkpoint(checkpoint, content, models, optimizer, schedule, writes=writes, sharded=place.sharded)
         if at_end:
             break
     trained.steps, trained.weights = step, whole_state(best)

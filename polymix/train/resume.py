@@ -1,4 +1,7 @@
-"""The checkpoint of a run: one file with plain names, the same for one process, DDP and FSDP2."""
+"""The checkpoint of a run: one file with plain names, and of sharded weights a folder beside it, which the file names.
+
+Either can be resumed by one process, DDP and FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from polymix.convert.saving.files import read_tensors
 from polymix.convert.saving.unwrapping import bare
 from polymix.errors import ResultsError, reason_of
 from polymix.files import write_whole
+from polymix.train.shards import PREFIX, forget_shards, known_weights, load_shards, save_shards
 
 LAST_CHECKPOINT = Path("checkpoint") / "last.ckpt"  # in the run's folder
 _FULL_STATE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
@@ -50,31 +54,38 @@ def load_whole_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 def save_checkpoint(
     path: Path, content: Mapping[str, Any], models: Mapping[str, nn.Module], optimizer: Optimizer,
-    schedule: LRScheduler, *, writes: bool,
+    schedule: LRScheduler, *, writes: bool, sharded: bool = False,
 ) -> None:  # fmt: skip
     """Write the state of a run, whole or not at all; every process takes part, the first one writes.
 
     Args:
         content: "settings", "step" and "slices", and what else is to be kept. models: by name, "model" first.
+        sharded: each process writes its shards of models and optimizer, into a folder beside the file.
     """
-    states = {name: whole_state(model) for name, model in models.items()}
-    learned = get_optimizer_state_dict(models["model"], optimizer, options=_FULL_STATE)
+    states, folder = {}, f"{PREFIX}{content['step']}" if sharded else None
+    if folder is not None:
+        learned: Any = save_shards(path.parent / folder, models, optimizer, first=writes)
+    else:
+        states = {name: whole_state(model) for name, model in models.items()}
+        learned = get_optimizer_state_dict(models["model"], optimizer, options=_FULL_STATE)
     if not writes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {**content, "models": states, "optimizer": learned, "schedule": schedule.state_dict()}
+    whole |= {} if folder is None else {"shards": folder}
 
     def save(part: Path) -> None:
         with open(part, "wb") as file:
             torch.save(whole, file)
 
     write_whole(path, save)
+    forget_shards(path.parent, folder)
 
 
 def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str, Any]:
     """The content of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign.
 
-    mmap: leave the numbers on disk until they are used.
+    mmap: leave the numbers on disk until they are used. With "shards", the folder of what the file has not.
     """
     try:
         content: dict[str, Any] = read_tensors(path, mmap=mmap)
@@ -83,6 +94,8 @@ def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str,
         for name, kind in _PARTS.items():
             if not isinstance(content[name], kind):
                 raise TypeError(f"{name} as {type(content[name]).__name__}")
+        if "shards" in content:
+            content["shards"] = path.parent / Path(content["shards"]).name
         return content
     except Exception as error:  # whatever torch.load raises on a damaged file
         got = f"{path}, which cannot be read ({reason_of(error)[:200]})"
@@ -120,15 +133,20 @@ def load_checkpoint(
     The optimizer knows nothing of a weight that had no gradient before the checkpoint, such as that of a layer whose
     turn had not come; PyTorch would miss it, or make up a first step.
     """
-    for name, model in models.items():
+    folder = content.get("shards")
+    for name, model in models.items() if folder is None else ():
         load_whole_state(model, content["models"][name])
-    weights, known = bare(dict(models["model"].named_parameters())), content["optimizer"].get("state", {})
+    known = content["optimizer"].get("state", {}) if folder is None else known_weights(folder)
+    weights = bare(dict(models["model"].named_parameters()))
     late = [weight for name, weight in weights.items() if weight.requires_grad and name not in known]
     try:
         for weight in late:
             weight.requires_grad_(False)
-        options = StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(models["model"], optimizer, content["optimizer"], options=options)
+        if folder is not None:
+            load_shards(folder, models, optimizer, content["optimizer"])
+        else:
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(models["model"], optimizer, content["optimizer"], options=options)
     finally:
         for weight in late:
             weight.requires_grad_(True)

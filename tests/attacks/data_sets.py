@@ -152,6 +152,20 @@ def _shards(folder):
     return folder
 
 
+def _csv(folder):
+    rows = [f"2026-01-{1 + hour // 24:02} {hour % 24:02}:00,{hour % 7},{hour % 5}.5" for hour in range(240)]
+    (folder / "series.csv").write_text("\n".join(["date,one,two", *rows]) + "\n")
+    return folder
+
+
+def _m4(folder):
+    for part, steps in (("train", 80), ("test", 12)):
+        rows = [",".join(("id", *(f"V{step}" for step in range(steps))))]
+        rows += [f"H{place}," + ",".join(str(step % (5 + place)) for step in range(steps)) for place in range(3)]
+        (folder / f"Hourly-{part}.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
 # By domain and layout: what writes it, and the options that it needs.
 DATA_SETS = {
     "classify": (_by_class, {"image_size": 8}), "classify cifar": (_cifar, {}),
@@ -162,6 +176,7 @@ DATA_SETS = {
     "handwriting lam": (_lam, {}), "handwriting page": (_page, {}), "instances": (_with_masks, {}),
     "jigsaw": (_by_class, {}), "satellite": (_synthetic("satellite"), {}),
     "satellite pastis24": (_pastis24, {"allow_pickle": True}), "segment": (_synthetic("segment"), {}),
+    "timeseries": (_csv, {}), "timeseries m4": (_m4, {}), "timeseries tsf": (_synthetic("timeseries"), {}),
     "segment voc": (_voc_labels, {}), "segment3d": (_synthetic("segment3d"), {}),
     "segment3d pointcept": (_pointcept, {}), "text": (_texts, {"context": 16, "vocab": 300}),
     "text shards": (_shards, {"context": 16, "vocab": 64}),

@@ -86,6 +86,10 @@ CASES = {
     "rala": ("rala", {"heads": 3}),
     "rala-free": ("rala", {"heads": 3, "gate": False}),
     # related: sequence
+    "gated_delta": ("gated_delta", {"heads": 3}),
+    "gated_delta-bare": ("gated_delta", {"heads": 2, "conv_kernel": 1, "gate": False}),
+    "kda": ("kda", {"heads": 3}),
+    "kda-bare": ("kda", {"heads": 2, "conv_kernel": 1, "gate": False}),
     "hyena": ("hyena", {"length": 4096}),
     "hyena-3": ("hyena", {"length": 4096, "order": 3, "filter_width": 8, "emb_dim": 5, "shift": 0.05}),
     "hyena-explicit": ("hyena", {"order": 3, "filter": "explicit", "length": 5}),

@@ -269,7 +269,7 @@ def test_two_halves_make_the_gradient_of_the_whole(case):
 
 
 # A causal mixer leaves a class token in front nothing to see.
-NO_CLASS_TOKEN = {"hyena", "mamba", "local"}
+NO_CLASS_TOKEN = {"gated_delta", "kda", "hyena", "mamba", "local"}
 
 
 @pytest.mark.parametrize("class_token", [False, True])

@@ -33,6 +33,7 @@ PREDICTED = {
     "satellite": "*.npy",
     "segment3d": "*.bin",
     "detect3d": "*.pcd.bin",
+    "timeseries": "*.tsf",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}

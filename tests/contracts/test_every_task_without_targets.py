@@ -25,12 +25,14 @@ from polymix.domains.segment.task import SegmentTask
 from polymix.domains.segment3d.layouts import VOID
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 from polymix.domains.segment3d.task import Segment3dTask
+from polymix.domains.timeseries.recipe import TimeseriesRecipe
+from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.train.registry import OWN_RECIPES
 
 cure_torchvision()
 CLASSES = 3
 DATA = SimpleNamespace(  # what the builders of the hosts read of their data
-    classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1]
+    classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1], variables=("value",)
 )
 EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text"}
 
@@ -112,10 +114,20 @@ def handwriting(filled):
                                      "lengths": lengths}  # fmt: skip
 
 
+def timeseries(filled):
+    """A future of which nothing was observed, as at the end of a sensor's life."""
+    recipe = TimeseriesRecipe.tiny()
+    observed = torch.ones(2, 1, recipe.context + recipe.horizon, dtype=torch.bool)
+    observed[..., recipe.context :] = bool(filled)
+    values = torch.randn(2, 1, recipe.context + recipe.horizon)
+    calendar = torch.zeros(2, recipe.context + recipe.horizon, 6)
+    return TimeseriesTask(recipe), (values, observed, calendar, torch.ones(2, 1))
+
+
 TASKS = {
     "detect": detect, "detr": detr("detr"), "conditional_detr": detr("conditional_detr"), "instances": instances,
     "faces": faces, "segment": segment, "satellite": satellite, "segment3d": segment3d, "detect3d": detect3d,
-    "handwriting": handwriting,
+    "handwriting": handwriting, "timeseries": timeseries,
 }  # fmt: skip
 
 

@@ -67,7 +67,8 @@ PRESETS = {
 # named ones leave no work.
 FREE = {"data", "layout", "plan", "init", "control", "accumulate", "steps", "precision", "checkpointing", "seed",
         "device", "strategy", "sequence_parallel", "workers", "log_every", "logger", "allow_pickle", "classes", "piece",
-        "scenes", "test_scenes", "scans", "test_scans", "synthetic_train", "synthetic_test", "threshold", "match_parameters"}  # fmt: skip
+        "question", "scenes", "test_scenes", "scans", "test_scans", "synthetic_train", "synthetic_test", "threshold",
+        "match_parameters"}  # fmt: skip
 IDLE = {"ema": {"ema_rise", "ema_buffers"}, "one_cycle": {"cosine_from"}, "clip": {"clip_by"}}
 
 

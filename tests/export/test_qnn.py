@@ -114,7 +114,9 @@ def test_mistakes_are_said_before_anything_is_computed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["padre:degree=3", "pom", "qt", "poly_nl", "poly_sa:grid=16x16", "linear", "softmax"])
+@pytest.mark.parametrize(
+    "spec", ["padre:degree=3", "pom", "qt", "poly_nl", "poly_sa:grid=16x16", "linear", "softmax", "castling", "sima"]
+)
 def test_every_mixer_of_the_papers_compiles(spec, tmp_path):
     from polymix.export.modes import mixer_graphs
     from polymix.export.write import export_graphs

@@ -119,6 +119,34 @@ def test_two_contexts_with_the_same_row_exist_at_every_degree(name, degree):
     assert (rows[0] - rows[1]).norm() < 1e-12
 
 
+@pytest.mark.parametrize(("options", "smallest"), [
+    ({}, (1, 1)), ({"activation": "identity", "degree": 2}, (5, None)), ({"activation": "identity", "degree": 5}, (5, 1)),
+])  # fmt: skip
+def test_the_smallest_degree_and_width_for_the_inputs_tried(options, smallest):
+    """Sums of powers up to 5 tell the contexts of five other tokens apart, if α is generic; GELU does at once."""
+    result = lens.contextual_mapping(build("pom", 6, **options))
+    assert result.smallest == smallest, str(result)
+    assert result.collision is not None, "and still no degree is enough for all of R^(N × C)"
+    assert lens.contextual_mapping(build("softmax", 6)).smallest is None
+
+
+def perceptron(x):
+    w = torch.arange(12.0, dtype=x.dtype).view(4, 3).sin()
+    return F.gelu(x @ w.T) @ w
+
+
+@pytest.mark.parametrize(("module", "options", "holds"), [
+    (perceptron, {"shape": (1, 6, 3)}, False), (convolution("zeros"), {"shape": (1, 9, 2)}, False),
+    (build("mamba", 4), {}, False), (build("mamba", 4, bidirectional=True), {}, True),
+    (build("conv2former", 4, grid=(6,), kernel_size=11), {}, True),
+], ids=["mlp", "cnn", "ssm", "ssm, both ways", "cnn of the whole grid"])  # fmt: skip
+def test_which_networks_are_none_as_the_introduction_says(module, options, holds):
+    """PoM, Sec. 1: "MLPs, CNNs, and SSMs do not exhibit it". An SSM both ways and a kernel as long as the sequence do."""
+    result = lens.contextual_mapping(module, **options)
+    assert result.holds == holds, str(result)
+    assert (result.twins > result.tolerance) == holds, "the tokens that did not change tell"
+
+
 def test_a_collision_that_is_known():
     """Where one token moves by as much as another moves back, a mean stays: the search finds such contexts."""
     result = lens.contextual_mapping(lambda x: x + x.mean(1, keepdim=True), shape=(1, 4, 3))

@@ -42,11 +42,9 @@ def test_quick_calls_are_repeated_and_slow_ones_warmed_up_once(clock):
 
 
 def test_times_are_taken_within_the_budget(monkeypatch):
-    clock = {"slow": 3.0, "fast": 0.001}
-    monkeypatch.setattr(timing, "once", lambda call, device: clock[call()])
-    monkeypatch.setattr(
-        timing, "interleaved", lambda calls, seconds, device: {name: near(clock[name]) for name in calls}
-    )
+    taken = {"slow": 3.0, "fast": 0.001}
+    monkeypatch.setattr(timing, "once", lambda call, device, clock: taken[call()])
+    monkeypatch.setattr(timing, "interleaved", lambda calls, **_: {name: near(taken[name]) for name in calls})
     times = interleaved_within({"slow": lambda: "slow", "fast": lambda: "fast"}, 2.0, "cpu")
     assert (len(times["slow"].runs), len(times["fast"].runs)) == (1, 5), "what would take too long has one run"
 

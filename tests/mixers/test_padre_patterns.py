@@ -120,6 +120,22 @@ def test_the_constant_of_the_denominator_is_as_large_as_the_numerators(constant)
     assert torch.equal(moved, expected)
 
 
+def test_a_quotient_is_a_peak_that_no_polynomial_comes_near():
+    """1 / (x² + 0.01) from two products, against polynomials fitted on [-1, 1], as docs/padre.md has it."""
+    mixer = polymix.create_mixer("padre", 1, degree=1, denominator=1, A="identity", eps=0.01, dtype=torch.float64)
+    x = torch.linspace(-1, 1, 201, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.zero_()
+        mixer.B["a"].maps.bias.view(-1)[0] = mixer.B["a"].maps.weight.view(-1)[1] = mixer.Q[0, 0] = 1
+        peak = mixer(x.view(1, -1, 1)).flatten()
+    close(peak, 1 / (x * x + 0.01), 1e-12)
+    for degree, error in ((8, 0.39), (16, 0.17)):
+        powers = torch.cos(torch.arange(degree + 1) * torch.acos(x)[:, None])  # Chebyshev's, which are well conditioned
+        fit = powers @ torch.linalg.lstsq(powers, peak[:, None]).solution
+        assert ((fit[:, 0] - peak).abs().max() / peak.max()).item() == pytest.approx(error, abs=0.006)
+
+
 def test_a_rational_numerator_starts_at_degree_one():
     """Eq. 18 sums from j = 1; the polynomial's sum starts at 2, as the residual connection is the first term."""
     options = {"grid": (7,), "kernel_size": 3, "weight": "channel"}

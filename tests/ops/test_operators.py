@@ -163,7 +163,10 @@ def run(case, args, impl):
     return out if isinstance(out, tuple) else (out,)
 
 
-ELSEWHERE = {"linear_scan"}  # not an Operator; see tests/ops/related/test_selective_scan.py
+ELSEWHERE = {
+    "linear_scan",
+    "matrix_scan",
+}  # not Operators; see test_selective_scan.py and test_delta_rule.py in tests/ops/related
 # Cases with all optional arguments, for the slow checks, such as tracing with symbolic sizes.
 LADEN = [
     "pom_pool: rotary in 2-D", "pom_scan: segments", "pooled_product: v p_2 mask", "gate_tokens: positions",

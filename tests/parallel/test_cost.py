@@ -23,6 +23,8 @@ CASES = {
     "performer": ("performer", {"heads": 3}, False, None), "hydra": ("hydra", {}, True, None),
     "poly_nl": ("poly_nl", {}, False, None), "poly_sa": ("poly_sa", {"heads": 3, "positions": "mean"}, False, None),
     "mamba": ("mamba", {"state_size": 3}, True, None), "local": ("local", {"heads": 3, "window": 4}, True, None),
+    "hla": ("hla", {"heads": 3}, False, None), "hla-causal": ("hla", {"heads": 3}, True, None),
+    "power-gate": ("power", {"heads": 3, "gate": True}, True, None),
     "local-far": ("local", {"heads": 3, "window": 16}, True, None),  # beyond the nearest process
     "padre": ("padre", {"degree": 3, "kernel_size": 3}, False, None),
     "padre-causal": ("padre", {"degree": 2, "causal": True, "kernel_size": 4}, True, None),

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import OptionError, ResultsError
@@ -62,7 +63,11 @@ def start(folder, out, world=1, dies_at=None, **options):
 
 def outcome(out):
     """The model and its average of the last checkpoint, and the rows of the journal without speeds."""
-    models = torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)["models"]
+    content = torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)
+    if "shards" in content:
+        dcp_to_torch_save(out / "checkpoint" / content["shards"], out / "whole.pt")
+        content = torch.load(out / "whole.pt", weights_only=True)
+    models = content["models"]
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     rows = [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in rows]
     return {f"{name}.{key}": value for name, state in models.items() for key, value in state.items()}, rows
@@ -112,15 +117,21 @@ def test_four_slices_see_the_same_samples_and_are_equal_up_to_rounding(folder, t
         [row["loss"] for row in whole if "loss" in row], rel=1e-4)  # fmt: skip
 
 
-@pytest.mark.parametrize("then", [None, "one"])
-def test_sharded_weights_are_those_of_one_process_up_to_rounding(folder, tmp_path, then):
-    """FSDP2, whose norm is summed in another order; and killed, and gone on with in one process."""
-    out = tmp_path / "run"
+@pytest.mark.parametrize(("first", "then"), [
+    ((2, "fsdp"), None), ((2, "fsdp"), (1, "auto")), ((2, "fsdp"), (2, "auto")), ((1, "auto"), (2, "fsdp")),
+    ((2, "fsdp"), (2, "fsdp"))])  # fmt: skip
+def test_sharded_weights_are_those_of_one_process_up_to_rounding(folder, tmp_path, first, then):
+    """FSDP2, whose norm is summed in another order; and killed, and gone on with sharded or whole: (processes, how)."""
+    out, (world, strategy) = tmp_path / "run", first
     if then is None:
-        assert start(folder, out, 2, strategy="fsdp") == [0, 0]
+        assert start(folder, out, world, strategy=strategy) == [0] * world
     else:
-        assert start(folder, out, 2, strategy="fsdp", dies_at=4) == [-signal.SIGKILL] * 2
-        assert start(folder, out, 1) == [0]
+        whole = {"accumulate": 2} if world == 1 else {}
+        assert start(folder, out, world, strategy=strategy, dies_at=4, **whole) == [-signal.SIGKILL] * world
+        assert (sorted(path.name for path in (out / "checkpoint").iterdir())
+                == ["last.ckpt", *(["step-4"] if strategy == "fsdp" else [])]), "one file, or the last step's shards too"  # fmt: skip
+        world, strategy = then
+        assert start(folder, out, world, strategy=strategy) == [0] * world
     assert largest_difference(outcome(out)[0], outcome(folder / "two")[0]) < 1e-4
 
 

@@ -15,6 +15,7 @@ HOSTS = {
     "detect": {},
     "detect, detr": {"host": "detr", **DETR},
     "jigsaw": {},
+    "timeseries": {},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},
@@ -24,7 +25,7 @@ HOSTS = {
 def parameters(name, **options):
     kind = recipe_class(name.partition(",")[0])
     recipe = kind(**HOSTS[name], **options)
-    data = SimpleNamespace(classes=range(10), channels=1)
+    data = SimpleNamespace(classes=range(10), channels=1, variables=("value",))
     with torch.device("cpu" if "," in name else "meta"):
         model = task_class(recipe)(recipe).build(data)
     return sum(p.numel() for p in model.parameters())

@@ -139,7 +139,7 @@ def load(recipe: Detect3dRecipe, folder: Path, say: Callable[[str], None]) -> De
     """
     if recipe.data is None:
         settings: dict[str, Any] = {"seed": recipe.seed, "scenes": recipe.scenes, "test_scenes": recipe.test_scenes,
-                    "sweeps": recipe.sweeps, "question": recipe.question}  # fmt: skip
+                                    "sweeps": recipe.sweeps, "question": recipe.question}  # fmt: skip
         source = cached(folder, "detect3d", settings, lambda place: synthetic(place, **settings))
         say(f"Synthetic {NAME}, in the layout of nuScenes: {source}")
     else:

@@ -8,10 +8,12 @@ from polymix.mixers.related.castling import CastlingConfig, CastlingMixer
 from polymix.mixers.related.conv2former import Conv2FormerConfig, Conv2FormerMixer
 from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
 from polymix.mixers.related.focused import FocusedConfig, FocusedMixer
+from polymix.mixers.related.gated_delta import GatedDeltaConfig, GatedDeltaMixer
 from polymix.mixers.related.gc import GcConfig, GcMixer
 from polymix.mixers.related.hla import HlaConfig, HlaMixer
 from polymix.mixers.related.hydra import HydraConfig, HydraMixer
 from polymix.mixers.related.hyena import HyenaConfig, HyenaMixer, HyenaState
+from polymix.mixers.related.kda import KdaConfig, KdaMixer
 from polymix.mixers.related.knn import KnnConfig, KnnMixer
 from polymix.mixers.related.latent_gnn import LatentGnnConfig, LatentGnnMixer
 from polymix.mixers.related.linear import LinearConfig, LinearMixer
@@ -33,11 +35,12 @@ from polymix.mixers.related.xca import XcaConfig, XcaMixer
 
 __all__ = [
     "AdditiveConfig", "AdditiveMixer", "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer",
-    "EfficientConfig", "EfficientMixer", "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HlaConfig",
-    "HlaMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer", "HyenaState", "KnnConfig", "KnnMixer",
-    "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer", "LocalConfig", "LocalMixer", "LocalState",
-    "MalaConfig", "MalaMixer", "MambaConfig", "MambaMixer", "MambaState", "NalaConfig", "NalaMixer", "NonLocalConfig",
-    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "PolaConfig", "PolaMixer", "PowerConfig", "PowerMixer",
-    "ProdPolyConfig", "ProdPolyMixer", "RalaConfig", "RalaMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig",
-    "SeMixer", "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
+    "EfficientConfig", "EfficientMixer", "FocusedConfig", "FocusedMixer", "GatedDeltaConfig", "GatedDeltaMixer",
+    "GcConfig", "GcMixer", "HlaConfig", "HlaMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
+    "HyenaState", "KdaConfig", "KdaMixer", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer",
+    "LinearConfig", "LinearMixer", "LocalConfig", "LocalMixer", "LocalState", "MalaConfig", "MalaMixer",
+    "MambaConfig", "MambaMixer", "MambaState", "NalaConfig", "NalaMixer", "NonLocalConfig", "NonLocalMixer",
+    "PerformerConfig", "PerformerMixer", "PolaConfig", "PolaMixer", "PowerConfig", "PowerMixer", "ProdPolyConfig",
+    "ProdPolyMixer", "RalaConfig", "RalaMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer",
+    "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
 ]  # fmt: skip

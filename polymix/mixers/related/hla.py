@@ -13,8 +13,8 @@ from polymix.mixers.heads import head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.states import Counts, StateSpec
-from polymix.ops.related.hla import HlaState, hla, hla_causal
+from polymix.mixers.states import Counts, Place, StateSpec, Summary
+from polymix.ops.related.hla import HlaState, HlaSummary, hla, hla_causal, hla_read, hla_summary
 from polymix.structured.cost import Op, linear_op
 
 
@@ -41,7 +41,7 @@ class HlaMixer(HeadsMixer):
     """
 
     name = "hla"
-    capabilities = Capabilities(causal=True, values=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, values=True, masks=frozenset({"padding"}), recurrent=True, sequence="sum")
     config: HlaConfig
 
     def __init__(self, config: HlaConfig, dim: int, **kw: Any) -> None:
@@ -55,6 +55,13 @@ class HlaMixer(HeadsMixer):
         cross: bool = False, state: HlaState | None = None,
     ) -> tuple[Tensor, HlaState | None]:  # fmt: skip
         return hla_causal(q, k, v, mask=mask, state=state) if causal else (hla(q, k, v, mask=mask), None)
+
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        return Summary(hla_summary(q, k, v, mask=mask, causal=place is None or place.causal))
+
+    def ask(self, q: Tensor, state: HlaSummary) -> Tensor:
+        return hla_read(q, state)
 
     def state_spec(self, batch: int) -> StateSpec:
         d = self.dim // self.heads

@@ -17,9 +17,9 @@ from polymix.mixers.heads import head_count
 from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.states import Counts, StateSpec
+from polymix.mixers.states import Counts, Place, StateSpec, Summary
 from polymix.ops.related.linear_attention import LinearState
-from polymix.ops.related.power import power_attention, power_causal, power_pool, power_read
+from polymix.ops.related.power import power_attention, power_causal, power_pool, power_read, power_summary
 from polymix.ops.shared.symmetric import symmetric_size
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op, linear_op
@@ -69,7 +69,7 @@ class PowerMixer(HeadsMixer):
         self.gate = Dense(dim, self.heads, **kw) if config.gate else None
         if self.gate is not None:
             nn.init.constant_(self.gate.bias, REMEMBERED)  # type: ignore[arg-type]
-            self.capabilities = replace(type(self).capabilities, cross=False, sequence=None)
+            self.capabilities = replace(type(self).capabilities, cross=False, sequence="scan")
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.gate is None:
@@ -83,12 +83,23 @@ class PowerMixer(HeadsMixer):
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
         return self._gated(x, q, k, v, mask, state)
 
+    def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:
+        if self.gate is None:
+            return super().summary(x, mask, place, start)
+        _, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        degree, normalize = self.config.degree, self.config.normalize
+        return Summary(*power_summary(k, v, self._log_gates(x), degree, mask=mask, normalize=normalize))
+
+    def _log_gates(self, x: Tensor) -> Tensor:
+        """(B, heads, N), in float32 or wider."""
+        assert self.gate is not None
+        return F.logsigmoid(self.gate(x).to(accumulator(x.dtype))).transpose(1, 2)
+
     def _gated(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state: LinearState | None
     ) -> tuple[Tensor, LinearState]:
-        assert self.gate is not None
-        log_gates = F.logsigmoid(self.gate(x).to(accumulator(x.dtype))).transpose(1, 2)
-        y, state = power_causal(q, k, v, mask=mask, state=state, log_gates=log_gates, **self._options)
+        options = {"log_gates": self._log_gates(x), **self._options}
+        y, state = power_causal(q, k, v, mask=mask, state=state, **options)
         return self.output(x, y), state
 
     def attend(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_choice
@@ -64,10 +63,14 @@ class SimaMixer(HeadsMixer):
         cross: bool = False, state: Any = None,
     ) -> tuple[Tensor, None]:  # fmt: skip
         dtype = accumulator(v.dtype)
-        q = F.normalize(hide(q.to(dtype), None if cross else mask), p=1.0, dim=2, eps=self.eps)
-        k = F.normalize(hide(k.to(dtype), mask), p=1.0, dim=2, eps=self.eps)
+        q = self._normalized(hide(q.to(dtype), None if cross else mask))
+        k = self._normalized(hide(k.to(dtype), mask))
         q = q[:, :, :1] if self.config.class_attention else q
         return linear_attention(q, k, v, mask=mask, normalize=False, scale=1.0), None
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """`F.normalize` along the tokens, without the operator ReduceL1, which Hexagon processors have not."""
+        return x / x.abs().sum(2, keepdim=True).clamp_min(self.eps)
 
     def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n |q_nc| and Σ_n |k_nc| for x (B, N, D), each (B, D)."""

@@ -204,8 +204,9 @@ def step_backward(
     if y is not None:
         grad_y = _conv(x, None, taps, bias, grad, size, seen, kernel, pad, dilation, y.dtype)
     batch, n, width = grad.shape
-    # Each thread holds 16 bytes of a tile, and as many taps as keep 64 float32 sums in its registers.
-    rows, line = 128 // x.element_size(), min(4 * x.element_size(), triton.next_power_of_2(kernel[2]))
+    # Each thread holds 16 bytes of a tile, and as many taps as leave room for its addresses: 64 sums, 32 in 16 bits.
+    rows, most = (32, 16) if x.element_size() == 4 else (64, 4)
+    line = min(most, triton.next_power_of_2(kernel[2]))
     blocks, chunks = triton.cdiv(width, BLOCK), kernel[0] * kernel[1] * triton.cdiv(kernel[2], line)
     span = rows * max(1, triton.cdiv(batch * n, rows * max(1, PROGRAMS // max(1, blocks * chunks))))
     splits = max(1, triton.cdiv(batch * n, span))

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polymix.ops.pom.triton import pool_backward
+from polymix.ops.pom.triton import PROGRAMS, pool_backward
+from polymix.ops.pom.triton import _split as own_split
+from polymix.ops.pom.triton import _tokens as tokens_at
 from polymix.ops.shared.triton_functions import activation as activate
 from polymix.ops.shared.triton_functions import precision
-
-PROGRAMS = 1024  # the number of programs that a launch aims for: several per multiprocessor of the largest GPUs
 
 
 @triton.jit(do_not_specialize=["n", "splits", "span"])
@@ -29,8 +29,7 @@ def _powers_kernel(
 
     Products of 16 bits are exact in float32, so WIDEN changes no result; Triton's interpreter multiplies no bfloat16.
     """
-    split, batch = tl.program_id(0) % splits, (tl.program_id(0) // splits).to(tl.int64)
-    begin, end = split * span, tl.minimum((split + 1) * span, n)
+    batch, split, begin, end = own_split(n, splits, span)
     channel, power = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.arange(0, POWERS)
     inside = channel < width
     x += batch * x_b
@@ -40,10 +39,8 @@ def _powers_kernel(
         offset += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((POWERS, TILE), tl.float32)
     for tile in range(begin, end, TILE):
-        token = (tile + tl.arange(0, TILE)).to(tl.int64)
-        real = token < end
-        if mask is not None:
-            real = tl.load(mask + batch * n + token, mask=real, other=0) != 0
+        place = tile + tl.arange(0, TILE)
+        token, real = tokens_at(place, place < end, batch, n, mask, None)
         u = tl.zeros((TILE, TILE), tl.float32)
         for first in range(0, dim, TILE):
             inner = (first + tl.arange(0, TILE)).to(tl.int64)
@@ -101,13 +98,13 @@ def powers_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of `powers` for grad (B, degree, E); the product's outputs are computed again, and written."""
-    u = F.linear(x, weight, bias)
-    one = torch.ones((1, weight.shape[0]), device=x.device)
-    masks = [None] * len(x) if mask is None else mask.split(1)
-    grads = [
-        pool_backward(one, part, its.t(), activation=activation, mask=real)[0]  # Σ_p g_p h^p is a polynomial of its own
-        for part, its, real in zip(u.split(1), grad, masks, strict=True)
-    ]
-    grad_u = torch.cat(grads) if grads else u
+    tokens, (batch, n, _) = x.transpose(0, 1), x.shape
+    # The coefficients of the sums differ from sequence to sequence, as they do from channel to channel.
+    u = F.linear(tokens, weight, bias).reshape(1, n, batch * len(weight))
+    one = torch.ones((1, u.shape[2]), device=x.device)
+    grad_u = pool_backward(one, u, grad.mT.flatten(0, 1), activation=activation)[0].view(n, batch, len(weight))
+    if mask is not None:
+        grad_u = grad_u.masked_fill(~mask.t()[..., None], 0)
     rows = grad_u.flatten(0, 1)
-    return grad_u @ weight, rows.t() @ x.flatten(0, 1).nan_to_num(), None if bias is None else rows.sum(0)
+    grad_weight = rows.t() @ tokens.flatten(0, 1).nan_to_num()
+    return (grad_u @ weight).transpose(0, 1).contiguous(), grad_weight, None if bias is None else rows.sum(0)

@@ -26,6 +26,32 @@ class HlaState(NamedTuple):
     moments: Tensor  # H = Σ_j S_j q_j ⊗ v_j, (B, heads, d, e), with S_j after token j and q_j scaled by d^-½
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
+    def merge(self, later: HlaSummary, carry: Tensor | None = None) -> HlaState:
+        """The state after a part of a sequence behind these tokens; nothing is forgotten, so that `carry` is None."""
+        moments = self.moments + later.moments + self.keys @ later.products
+        return HlaState(self.keys + later.keys, moments, self.count + later.count)
+
+
+class HlaSummary(NamedTuple):
+    """A part of a sequence: beside its own state what the keys in front of it are multiplied by."""
+
+    keys: Tensor
+    moments: Tensor
+    products: Tensor  # Σ_j q_j ⊗ v_j, (B, heads, d, e), with q_j scaled by d^-½
+    count: Tensor  # type: ignore[assignment]
+
+    def merge(self, later: HlaSummary, carry: Tensor | None = None) -> HlaSummary:
+        """The summary of this part and the one behind it."""
+        products, count = self.products + later.products, self.count + later.count
+        if not self.moments.numel():
+            return HlaSummary(self.keys + later.keys, self.moments, products, count)
+        return HlaSummary(*self.recurrent.merge(later)[:2], products, count)
+
+    @property
+    def recurrent(self) -> HlaState:
+        """The state after this part, where it begins the sequence."""
+        return HlaState(self.keys, self.moments, self.count)
+
 
 def hla(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Compute Σ_j Σ_m (q_i·k_m)(q_j·k_m) v_j / d over all tokens, divided by their number squared: Q (KᵀK) (QᵀV).
@@ -42,9 +68,34 @@ def hla(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tenso
     dtype = accumulator(v.dtype)
     with without_autocast(q.device):
         q, k, v_ = _scaled(q, dtype), hide(k.to(dtype), mask), hide(v.to(dtype), mask)
-        seen = seen_by_all(k, mask).clamp_min(1).to(dtype)
-        y = q @ ((k.mT @ k / seen) @ (q.mT @ v_ / seen))
-        return y.to(v.dtype)
+        return _read(q, k.mT @ k, q.mT @ v_, seen_by_all(k, mask)).to(v.dtype)
+
+
+def hla_summary(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = True
+) -> HlaSummary:  # fmt: skip
+    """What tokens do to the state, or with causal=False what `hla_read` needs of them; arguments as for `hla`."""
+    dtype, n = accumulator(v.dtype), q.shape[2]
+    with without_autocast(q.device):
+        q, k, v = _scaled(q, dtype), hide(k.to(dtype), mask), hide(v.to(dtype), mask)
+        count = seen_by_all(k, mask).flatten().expand(k.shape[0]).clone()
+        if not causal:  # no moments
+            return HlaSummary(k.mT @ k, k.new_zeros(0), q.mT @ v, count)
+        queries, chunks = in_chunks(q, chunk_size(n)), in_chunks(k, chunk_size(n))
+        read, keys = causal_sums(queries, chunks, chunks, None)
+        return HlaSummary(keys, first_tokens(read, n).mT @ v, q.mT @ v, count)
+
+
+def hla_read(q: Tensor, state: HlaSummary) -> Tensor:
+    """What `hla` gives to queries that see all tokens of `state`, in the dtype of the state."""
+    with without_autocast(q.device):
+        scaled = _scaled(q, state.keys.dtype)
+        return _read(scaled, state.keys, state.products, state.count[:, None, None, None])
+
+
+def _read(q: Tensor, keys: Tensor, products: Tensor, count: Tensor) -> Tensor:
+    seen = count.clamp_min(1).to(q.dtype)
+    return q @ ((keys / seen) @ (products / seen))
 
 
 def hla_causal(

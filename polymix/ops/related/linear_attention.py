@@ -43,8 +43,10 @@ class LinearState(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64; with gates (B, heads)
 
     def merge(self, later: LinearState, carry: Tensor | None = None) -> LinearState:
-        """The state after both parts of a sequence; nothing is forgotten, so that `carry` is None."""
-        return LinearState(self.moments + later.moments, self.count + later.count)
+        """The state after both parts of a sequence; carry: what `later` has left of earlier sums, (B, heads)."""
+        if carry is None:
+            return LinearState(self.moments + later.moments, self.count + later.count)
+        return LinearState(self.moments * carry[..., None, None] + later.moments, self.count * carry + later.count)
 
 
 def _finish(weighted: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool) -> Tensor:

@@ -15,6 +15,7 @@ from polymix.ops.related.linear_attention import (
     linear_pool,
     linear_read,
 )
+from polymix.ops.shared.causal_sums import hide
 from polymix.ops.shared.symmetric import symmetric_power, symmetric_size
 from polymix.ops.shared.tensors import accumulator
 
@@ -57,6 +58,18 @@ def power_pool(k: Tensor, v: Tensor, degree: int, *, mask: Tensor | None = None,
     """What `power_attention` needs of its keys and values; arguments as there."""
     features = partial(symmetric_power, degree=degree)
     return linear_pool(_scaled(k), v, mask=mask, normalize=normalize, feature_map=features)
+
+
+def power_summary(
+    k: Tensor, v: Tensor, log_gates: Tensor, degree: int, *, mask: Tensor | None = None, normalize: bool = True
+) -> tuple[LinearState, Tensor]:
+    """The state of `power_causal` with gates after these tokens, and what they leave of an earlier one, (B, h)."""
+    gates = hide(log_gates.to(accumulator(k.dtype))[..., None], mask)
+    after = gates.flip(2).cumsum(2).flip(2) - gates  # of the tokens behind each
+    real = hide(after.exp(), mask)
+    # the features are of this degree: they get the weight if the keys get its root
+    moments = power_pool(k * (after / degree).exp(), v, degree, mask=mask, normalize=normalize).moments
+    return LinearState(moments, real.sum(2)[..., 0]), gates.sum(2)[..., 0].exp()
 
 
 def power_read(q: Tensor, state: LinearState, degree: int, **options: Any) -> Tensor:

@@ -121,16 +121,21 @@ def linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool = False) -> T
 
     With `reverse`, the recurrence runs from the last token to the first.
     """
-    if forward_mode() or (
-        not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-    ):
+    if transformed():
         return _linear_scan_plain(a, b, start, reverse)
     h: Tensor = _linear_scan(a, b, start, reverse)
     return h
 
 
+def transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives are at work, which see no custom operator."""
+    return forward_mode() or (
+        not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
 def _linear_scan_plain(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """The same in plain PyTorch, for torch.func and forward-mode derivatives, which see no custom operator."""
+    """The same in plain PyTorch, where functions are `transformed`."""
     a, b = (part.flip(1) for part in (a, b)) if reverse else (a, b)
     h = torch.addcmul(b, a, _before_chunks(a, b, start))  # every token a chunk of its own
     return h.flip(1) if reverse else h

@@ -11,7 +11,6 @@ from tests.ops.kernels import (
     DEVICE,
     assert_close,
     assert_same_bits,
-    relative_error,
     to_float64,
     twice_the_error,
     with_gradients,
@@ -260,27 +259,65 @@ def _powers(x, weight, bias, *, mask, activation, degree, impl):
     return linear_powers(x, weight, bias, mask, activation, degree, impl=impl)
 
 
+def _one_pass(batch, n, dim, width, *, dtype=torch.float32, masked=True):
+    """Tokens and weights of odd strides, a bias, and a mask whose last row is padding only; padding is NaN."""
+    x = torch.randn(batch, 2 * n, dim + 1).to(DEVICE, dtype)[:, ::2, 1:]
+    weight, bias = (torch.randn(dim, width) / dim**0.5).to(DEVICE, dtype).t(), torch.randn(width).to(DEVICE, dtype)
+    if not masked:
+        return x, weight, bias, None
+    mask = (torch.rand(batch, n) < 0.7).to(DEVICE)
+    mask[-1] = False
+    x[~mask] = float("nan")
+    return x, weight, bias, mask
+
+
+def _check_one_pass(x, weight, bias, mask, degree, activation="gelu"):
+    grad = torch.randn(len(x), degree, len(weight)).to(DEVICE)
+    fixed = {"mask": mask, "activation": activation, "degree": degree}
+    ours = with_gradients(partial(_powers, impl="triton", **fixed), grad, x, weight, bias)
+    clean = x if mask is None else x.masked_fill(~mask[..., None], 0)
+    exact = with_gradients(partial(_powers, impl="eager", **fixed), *to_float64(grad, clean, weight, bias))
+    allowed = [1e-4 if x.dtype == torch.float32 else 2e-2] * 4
+    assert_close(("sums", "x", "weight", "bias"), ours, exact, allowed)
+    assert ours[0].dtype == torch.float32, "sums must be float32"
+
+
 @pytest.mark.parametrize(
-    ("batch", "n", "dim", "width", "degree"), [(2, 70, 24, 40, 2), (1, 1, 5, 3, 1), (3, 200, 130, 70, 3)]
+    ("batch", "n", "dim", "width", "degree"), [(2, 70, 24, 40, 2), (2, 1, 5, 3, 1), (3, 200, 130, 70, 3)]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_product_in_the_same_pass(batch, n, dim, width, degree, dtype, monkeypatch):
     """One pass gives the sums of its two, forward and backward: columns, tokens and the inner sum overrun their tiles."""
     monkeypatch.setattr(triton_powers, "PROGRAMS", 4)  # several tiles of tokens in a program
-    x = torch.randn(batch, 2 * n, dim + 1).to(DEVICE, dtype)[:, ::2, 1:]
-    weight, bias = (torch.randn(dim, width) / dim**0.5).to(DEVICE, dtype).t(), torch.randn(width).to(DEVICE, dtype)
-    mask = (torch.rand(batch, n) < 0.7).to(DEVICE)
-    x[~mask] = float("nan")
-    grad = torch.randn(batch, degree, width).to(DEVICE)
-    for real, tokens, offset in ((mask, x, None), (None, x.nan_to_num(), bias)):
-        fixed = {"mask": real, "activation": "gelu", "degree": degree}
-        ours = with_gradients(partial(_powers, impl="triton", **fixed), grad, tokens, weight, offset)
-        precise = to_float64(grad, tokens.nan_to_num(), weight, offset)
-        exact = with_gradients(partial(_powers, impl="eager", **fixed), *precise)
-        for name, got, want in zip(("sums", "x", "weight", "bias"), ours, exact, strict=True):
-            assert (got is None) == (want is None), name
-            error = 0.0 if want is None else relative_error(got, want)
-            assert error < (1e-4 if dtype == torch.float32 else 2e-2), f"{name} is off by {error:.1e}"
+    for masked, biased in ((True, True), (True, False), (False, True)):
+        x, weight, bias, mask = _one_pass(batch, n, dim, width, dtype=dtype, masked=masked)
+        _check_one_pass(x, weight, bias if biased else None, mask, degree)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_in_the_same_pass(activation):
+    """Padding adds nothing although act(0 + b) is no zero."""
+    _check_one_pass(*_one_pass(2, 40, 20, 12), 3, activation)
+
+
+def test_one_pass_over_an_empty_batch():
+    x, weight, bias, _ = _one_pass(0, 5, 6, 4, masked=False)
+    fixed = {"mask": None, "activation": "gelu", "degree": 2, "impl": "triton"}
+    sums, grad_x, *grads = with_gradients(
+        partial(_powers, **fixed), torch.ones(0, 2, 4, device=DEVICE), x, weight, bias
+    )
+    assert sums.shape == (0, 2, 4) and grad_x.shape == x.shape
+    assert all((part == 0).all() for part in grads), "an empty batch must give zero gradients"
+
+
+def test_one_pass_gives_the_same_bits_and_keeps_a_nan():
+    x, weight, bias, mask = _one_pass(2, 150, 20, 12)
+    one, two = (_powers(x, weight, bias, mask=mask, activation="gelu", degree=2, impl="triton") for _ in range(2))
+    assert_same_bits(("sums",), (one,), (two,), "two runs differ")
+    x = x.nan_to_num()
+    x[0, 7, 3] = float("nan")
+    out = _powers(x, weight, bias, mask=None, activation="gelu", degree=2, impl="triton")
+    assert out[0].isnan().all() and not out[1].isnan().any(), "a NaN is swallowed, or reaches another sequence"
 
 
 @pytest.mark.parametrize("dim", [96, 97])

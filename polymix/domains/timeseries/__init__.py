@@ -1,0 +1,1 @@
+"""Series in time: a transformer with any mixer forecasts them, with a band."""

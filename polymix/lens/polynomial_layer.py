@@ -1,0 +1,234 @@
+"""The layer of Poly-NL's Eq. 1, a sum over orders of dense, masked or factorised weights, fitted to a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
+from polymix.lens.degree import degree
+from polymix.lens.probe import EPS
+from polymix.lens.tensor import WeightTensor, contract, tensor
+
+FORMS = ("dense", "cp", "tucker", "block_sparse")
+_SWEEPS, _STARTS = 400, 4  # of alternating least squares
+_MAX_ORDER = 8
+
+
+class PolynomialLayer(nn.Module):
+    """The reference layer Y = Σ_d W^[d] ∏ • X + W^[0] (Poly-NL, Eq. 1), with trainable weights in one of four forms.
+
+        dense          w_(a,b,c,d,…), zero outside of a mask
+        cp             Σ_r u_r(a) v_r(b) u'_r(c) v'_r(d) …: `rank` products of a vector for each axis
+        tucker         a core of the axes' ranks (at most `rank`), with a matrix for each axis
+        block_sparse   blocks of `block` numbers along each axis; the rest is zero
+
+    Takes and returns (B, N, C). Made by `PolynomialLayer.fit`.
+
+    Attributes:
+        errors: by order, ‖fitted − given‖ / ‖given‖ of the weights. stored: by order, the numbers kept for them.
+    """
+
+    def __init__(self, parts: Mapping[int, nn.Module], errors: Mapping[int, float]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({str(order): part for order, part in sorted(parts.items())})
+        self.errors = dict(errors)
+        self.stored = {int(order): sum(p.numel() for p in part.parameters()) for order, part in self.parts.items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts.values()]).sum(0)
+
+    @classmethod
+    def fit(
+        cls, source: Callable[..., Any] | WeightTensor | Sequence[WeightTensor], *, form: str = "dense",
+        rank: int | None = None, block: int = 1, keep: float = 1.0, masks: Mapping[int, Tensor] | None = None,
+        tokens: int | None = None, shape: tuple[int, ...] | None = None, seed: int = 0, **call: Any,
+    ) -> PolynomialLayer:  # fmt: skip
+        """Fit a layer to a polynomial module, or to weights.
+
+        Args:
+            source: a mixer, a module, a function of one tensor, or what `lens.tensor` returned, of one order or more.
+            form: "dense", "cp", "tucker" or "block_sparse".
+            rank: of "cp" and "tucker"; None: the ranks of the axes ("tucker"), which lose nothing.
+            block: side of the blocks of "block_sparse", which must divide every axis.
+            keep: share of the blocks that stay, those of the largest norm; those of zeros never do.
+            masks: by order, which weights may differ from zero, True there.
+            tokens, shape: of the input, as for `lens.tensor`. call: keyword arguments for every call of the module.
+
+        Raises:
+            OptionError, ShapeError: the source is not a polynomial, or an option does not fit it.
+        """
+        check_choice("form", form, FORMS)
+        check_int("block", block, 1)
+        check_number("keep", keep, 0.0, 1.0 + EPS, "a share of at most 1", 0.5)
+        if rank is not None:
+            check_int("rank", rank, 1)
+        if form == "cp" and rank is None:
+            raise OptionError("rank", "none for form='cp'", "the number of products", "Pass rank=4, for example.")
+        weights = _weights(source, tokens, shape, seed, call)
+        parts: dict[int, nn.Module] = {}
+        errors = {}
+        for item in weights:
+            given = item.weights
+            mask = (masks or {}).get(item.order)
+            if mask is not None:
+                if mask.shape != given.shape:
+                    got = f"{tuple(mask.shape)} for order {item.order}"
+                    raise ShapeError("masks", got, f"{tuple(given.shape)}, as the weights", "")
+                given = given.masked_fill(~mask, 0)
+            part: nn.Module
+            if form == "cp":
+                assert rank is not None
+                part = _Cp(given, rank, seed)
+            elif form == "tucker":
+                part = _Tucker(given, rank)
+            elif form == "block_sparse":
+                part = _Blocks(given, block, keep)
+            else:
+                part = _Dense(given, mask)
+            parts[item.order] = part
+            with torch.no_grad():
+                lost = float((part.weights() - item.weights).norm())
+            errors[item.order] = lost / (float(item.weights.norm()) or 1.0)
+        return cls(parts, errors)
+
+
+def _weights(
+    source: Any, tokens: int | None, shape: tuple[int, ...] | None, seed: int, call: dict[str, Any]
+) -> list[WeightTensor]:
+    if isinstance(source, WeightTensor):
+        return [source]
+    if isinstance(source, (list, tuple)):
+        orders = [item.order if isinstance(item, WeightTensor) else None for item in source]
+        if not orders or None in orders or len(set(orders)) < len(orders):
+            raise OptionError("source", f"a list of orders {orders}", "weights of different orders", "")
+        return list(source)
+    where = {"tokens": tokens, "shape": shape, "seed": seed, **call}
+    constant = tensor(source, 0, **where)  # which refuses what is no polynomial
+    found = degree(source, shape=shape or (None if tokens is None else (1, tokens, source.dim)), seed=seed, **call)
+    assert found.degree is not None
+    return [constant, *(tensor(source, order, **where) for order in range(1, min(found.degree, _MAX_ORDER) + 1))]
+
+
+class _Dense(nn.Module):
+    mask: Tensor | None
+
+    def __init__(self, given: Tensor, mask: Tensor | None) -> None:
+        super().__init__()
+        self.values = nn.Parameter(given.clone())
+        self.register_buffer("mask", mask)
+
+    def weights(self) -> Tensor:
+        return self.values if self.mask is None else self.values.masked_fill(~self.mask, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return contract(self.weights(), x)
+
+
+class _Blocks(_Dense):
+    """Dense blocks at places of a grid; the reference puts them into the whole tensor."""
+
+    places: Tensor
+
+    def __init__(self, given: Tensor, block: int, keep: float) -> None:
+        nn.Module.__init__(self)
+        self.shape, self.block = given.shape, block
+        if any(size % block for size in given.shape):
+            raise OptionError("block", block, f"a divisor of every axis of {tuple(given.shape)}", "")
+        cut = given.reshape([part for size in given.shape for part in (size // block, block)])
+        axes = range(given.ndim)
+        cut = cut.permute(*(2 * i for i in axes), *(2 * i + 1 for i in axes))
+        norms = cut.flatten(given.ndim).norm(dim=-1)
+        count = min(math.ceil(keep * norms.numel()), int((norms > 0).sum()))
+        flat = norms.flatten().topk(count).indices.sort().values
+        self.register_buffer("places", flat)
+        self.values = nn.Parameter(cut.flatten(given.ndim).flatten(0, given.ndim - 1)[flat].clone())
+
+    def weights(self) -> Tensor:
+        axes, grid = len(self.shape), [size // self.block for size in self.shape]
+        whole = self.values.new_zeros(math.prod(grid), self.block**axes)
+        whole = whole.index_copy(0, self.places, self.values).reshape(*grid, *[self.block] * axes)
+        return whole.permute(*(part for i in range(axes) for part in (i, axes + i))).reshape(self.shape)
+
+
+class _Cp(nn.Module):
+    """Σ_r of a vector for each axis: linear in N, C and the rank."""
+
+    def __init__(self, given: Tensor, rank: int, seed: int) -> None:
+        super().__init__()
+        self.factors = nn.ParameterList(_alternating(given, rank, seed))
+
+    def weights(self) -> Tensor:
+        return _products(list(self.factors))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = x.new_ones(len(x), self.factors[0].shape[1])
+        for token, channel in _pairs(self.factors):
+            sums = sums * torch.einsum("bnc,nr,cr->br", x, token, channel)
+        return torch.einsum("br,nr,cr->bnc", sums, self.factors[0], self.factors[1])
+
+
+class _Tucker(nn.Module):
+    """A core with a matrix for each axis, by the singular vectors of the unfolded tensor."""
+
+    def __init__(self, given: Tensor, rank: int | None) -> None:
+        super().__init__()
+        core, bases = given, []
+        for axis in range(given.ndim):
+            u, s, _ = torch.linalg.svd(given.movedim(axis, 0).flatten(1), full_matrices=False)
+            count = max(1, int((s > 1e-9 * s[0]).sum())) if rank is None else min(rank, u.shape[1])
+            bases.append(u[:, :count])
+            core = torch.tensordot(core, u[:, :count], dims=([0], [0]))  # the axis moves to the end; all do, in turn
+        self.core, self.bases = nn.Parameter(core.contiguous()), nn.ParameterList(base.contiguous() for base in bases)
+
+    def weights(self) -> Tensor:
+        whole = self.core
+        for base in self.bases:
+            whole = torch.tensordot(whole, base, dims=([0], [1]))
+        return whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        bases, y = list(self.bases), self.core.expand(len(x), *self.core.shape)
+        for token, channel in reversed(_pairs(bases)):
+            y = torch.einsum("z...nc,znc->z...", y, torch.einsum("znc,np,cq->zpq", x, token, channel))
+        return torch.einsum("zpq,np,cq->znc", y, bases[0], bases[1])
+
+
+def _pairs(factors: Any) -> list[tuple[Tensor, Tensor]]:
+    """Of each factor of a product the matrices of its tokens and of its channels; the first two are the output's."""
+    return list(zip(factors[2::2], factors[3::2], strict=True))
+
+
+def _products(factors: list[Tensor]) -> Tensor:
+    whole = factors[0]
+    for factor in factors[1:]:
+        whole = whole[..., None, :] * factor
+    return whole.sum(-1)
+
+
+def _alternating(given: Tensor, rank: int, seed: int) -> list[Tensor]:
+    """The factors (axis, rank) of the best of a few fits by alternating least squares."""
+    random = torch.Generator().manual_seed(seed)
+    best, least = [], math.inf
+    for _ in range(_STARTS):
+        factors = [torch.randn(size, rank, generator=random, dtype=given.dtype) for size in given.shape]
+        before = math.inf
+        for _ in range(_SWEEPS):
+            for axis in range(given.ndim):
+                others = [factor for place, factor in enumerate(factors) if place != axis]
+                design = others[0]
+                for factor in others[1:]:
+                    design = (design[:, None] * factor[None]).flatten(0, 1)
+                goal = given.movedim(axis, 0).flatten(1).T
+                factors[axis] = torch.linalg.lstsq(design, goal, driver="gelsd").solution.T
+            lost = float((_products(factors) - given).norm())
+            if lost < 1e-12 * float(given.norm()) or before - lost < 1e-7 * before:
+                break
+            before = lost
+        if lost < least:
+            best, least = factors, lost
+    return best

@@ -1,0 +1,321 @@
+"""Turn a whole network into a polynomial of its input: activations fitted, batch norms folded, the rest checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polymix.errors import CapabilityError, DataError, OptionError, check_int
+from polymix.extras import needs
+from polymix.lens import DegreeResult
+from polymix.lens import degree as measured_degree
+from polymix.lens.fits import chebyshev
+from polymix.mixers import TokenMixer
+from polymix.mixers.modules import check_module
+from polymix.numbers import aligned, significant
+
+ACTIVATIONS = (
+    nn.GELU, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Sigmoid,
+    nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid, nn.Softsign,
+)  # fmt: skip
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Operators of PyTorch that compute sums and products, or only move numbers. "div" and "pow" are looked at.
+_NAMES = """
+    add sub rsub mul neg mm bmm addmm baddbmm addmv mv dot linear matmul convolution addcmul square sum mean cumsum
+    avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d view _unsafe_view reshape t transpose
+    permute expand unsqueeze squeeze cat stack slice select clone _to_copy to detach constant_pad_nd split
+    split_with_sizes unbind alias flip roll index index_select gather zeros ones full zeros_like ones_like new_zeros
+    new_ones arange empty empty_like copy fill lift_fresh scalar_tensor as_strided unfold mkldnn_convolution repeat
+    _reshape_alias upsample_nearest2d upsample_bilinear2d pixel_shuffle diagonal
+"""
+POLYNOMIAL = frozenset(_NAMES.split())
+# Nodes of ONNX that compute sums and products, or only move numbers.
+_NODE_TYPES = """
+    Add Sub Mul Neg Sum MatMul Gemm Conv Einsum ReduceMean ReduceSum GlobalAveragePool AveragePool Reshape Transpose
+    Concat Slice Split Squeeze Unsqueeze Flatten Expand Constant ConstantOfShape Identity Shape Gather Cast Pad Tile
+"""
+ONNX = frozenset(_NODE_TYPES.split())
+_NODES = 256  # of a fit
+_MARGIN = 0.1  # of the measured range, on both sides: other inputs go beyond it
+
+
+class PolynomialActivation(nn.Module):
+    """Σ_k c_k T_k(t), t = scale · x + shift: Chebyshev polynomials of the range [low, high], by sums and products.
+
+    Args:
+        activation: a function of single numbers. low, high: the range of the fit. degree: of the polynomial.
+        learned: the coefficients are parameters to be trained; else buffers.
+    """
+
+    coefficients: Tensor
+
+    def __init__(self, activation: nn.Module, low: float, high: float, degree: int, learned: bool = False) -> None:
+        super().__init__()
+        middle, half = (low + high) / 2, max((high - low) / 2, 1e-6)
+        self.scale, self.shift, self.low, self.high, self.degree = 1 / half, -middle / half, low, high, degree
+        t = torch.cos(torch.pi * (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES)
+        with torch.no_grad():
+            goal = activation(middle + half * t)
+        basis = chebyshev(t, degree)[:, : degree + 1]
+        values = 2 / _NODES * basis.T @ goal
+        values[0] /= 2
+        self.error = float((basis @ values - goal).abs().max())
+        values = values.to(torch.get_default_dtype())
+        if learned:
+            self.coefficients = nn.Parameter(values)
+        else:
+            self.register_buffer("coefficients", values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c, t = self.coefficients, x * self.scale + self.shift
+        one, two = torch.zeros_like(t), torch.zeros_like(t)
+        for k in range(self.degree, 0, -1):  # Clenshaw's recursion
+            one, two = c[k] + 2 * t * one - two, one
+        return c[0] + t * one - two
+
+    def extra_repr(self) -> str:
+        return f"degree={self.degree}, range=({self.low:.3g}, {self.high:.3g})"
+
+
+class ChannelAffine(nn.Module):
+    """x · weight + bias by channel (axis 1): a batch norm at inference that no layer before it can take up."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight.detach())
+        shift = (0 if norm.bias is None else norm.bias.detach()) - norm.running_mean * scale
+        self.weight, self.bias = nn.Parameter(scale), nn.Parameter(shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
+@dataclass
+class PolynomialReport:
+    """What `polymix.polynomialize` did. Printing it shows a table.
+
+    Attributes:
+        model: the polynomial, which is the model itself.
+        activations: by name, (class, low, high, largest error of the fit in that range).
+        folded: the batch norms, by name, and what each became.
+        error: ‖new − old‖ / ‖old‖ of the model's output on the first batch.
+        undone: whether `undo` was called.
+    """
+
+    model: nn.Module
+    activations: dict[str, tuple[str, float, float, float]] = field(default_factory=dict)
+    folded: dict[str, str] = field(default_factory=dict)
+    error: float = 0.0
+    undone: bool = False
+    _places: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> nn.Module:
+        """Put the layers back as they were, and return the model."""
+        if self.undone:
+            raise OptionError("report", "one that was undone already", "one whose polynomials are in place", "")
+        for parent, key, old in reversed(self._places):
+            setattr(parent, key, old)
+        self.undone = True
+        return self.model
+
+    def degree(self, x: Tensor, max_degree: int = 32) -> DegreeResult:
+        """The degree of the whole network at an input, as `lens.degree` measures it."""
+        return measured_degree(self.model, x, max_degree=max_degree, max_rational=0)
+
+    def __str__(self) -> str:
+        rows = [("layer", "was", "range", "largest error")]
+        rows += [(name, was, f"{significant(low, 3)} … {significant(high, 3)}", significant(error, 2))
+                 for name, (was, low, high, error) in self.activations.items()]  # fmt: skip
+        norms = "".join(f"\n{name}: {how}" for name, how in self.folded.items())
+        return f"{aligned(rows)}{norms}\nrelative error of the output: {significant(self.error, 2)}"
+
+
+def polynomialize(
+    model: nn.Module, data: Tensor | Iterable[Any], *, degree: int = 3, learned: bool = False
+) -> PolynomialReport:
+    """Turn a whole network into a polynomial of its input, in place.
+
+    Activations become Chebyshev polynomials fitted on the range that they see on `data`, batch norms are folded, and
+    every other operator must be a sum or a product. Mixers must declare to be polynomials. The model is used, and
+    returned, in evaluation mode; train the polynomial by `polymix.distill` or your own loop.
+
+    Args:
+        model: a network. data: its input, or batches of inputs; of a tuple or list the first entry is the input.
+        degree: of each activation, 1 to 15.
+        learned: make the coefficients parameters.
+
+    Raises:
+        CapabilityError: a module is no polynomial; the error names it, and the model stays as it was.
+        OptionError, DataError: an option is out of range, or there are no data.
+    """
+    check_module(model)
+    check_int("degree", degree, 1, 15)
+    batches = [part[0] if isinstance(part, (tuple, list)) else part for part in _batches(data)]
+    if not batches or not all(isinstance(part, Tensor) for part in batches):
+        raise DataError("data", "no batch of tensors", "batches of inputs", "Pass a list of tensors, for example.")
+    if isinstance(model, (*ACTIVATIONS, *BATCH_NORMS)):
+        raise OptionError("model", type(model).__name__, "a network that has layers", "Wrap it in nn.Sequential.")
+    training = {part: part.training for part in model.modules()}
+    report = PolynomialReport(model)
+    model.eval()
+    try:
+        with torch.no_grad():
+            ranges, before = _ranges(model, batches)
+            _replace(model, report, ranges, degree, learned)
+            with _Recorder(model) as recorder, recorder.modules():
+                after = model(batches[0])
+    except BaseException:
+        report.undo()
+        for part, mode in training.items():
+            part.training = mode
+        raise
+    report.error = float((_first(after) - before).norm() / before.norm().clamp_min(1e-30))
+    return report
+
+
+def _batches(data: Any) -> Sequence[Any]:
+    return [data] if isinstance(data, Tensor) else list(data)
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(found, Tensor):
+        raise OptionError("model", f"one that returns {type(found).__name__}", "one that returns a tensor", "")
+    return found
+
+
+def _own(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules outside of mixers, which are polynomials as a whole or not at all."""
+    inside = [f"{name}." for name, module in model.named_modules() if isinstance(module, TokenMixer)]
+    for name, module in model.named_modules():
+        if not any(name.startswith(prefix) for prefix in inside):
+            yield name, module
+
+
+def _ranges(model: nn.Module, batches: Sequence[Tensor]) -> tuple[dict[nn.Module, tuple[float, float]], Tensor]:
+    """The smallest and largest input of each activation on all batches, and the output for the first."""
+    ranges: dict[nn.Module, tuple[float, float]] = {}
+
+    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        low, high = map(float, torch.aminmax(inputs[0]))
+        before = ranges.get(module, (low, high))
+        ranges[module] = min(low, before[0]), max(high, before[1])
+
+    with ExitStack() as stack:
+        for _, module in _own(model):
+            if isinstance(module, ACTIVATIONS):
+                stack.callback(module.register_forward_pre_hook(look).remove)
+        outputs = [_first(model(batch)) for batch in batches]
+    return ranges, outputs[0]
+
+
+def _replace(
+    model: nn.Module, report: PolynomialReport, ranges: dict[nn.Module, tuple[float, float]], degree: int, learned: bool
+) -> None:
+    new: dict[nn.Module, nn.Module] = {}
+    for name, module in _own(model):
+        if isinstance(module, TokenMixer) and module.polynomial.degree is None:
+            raise CapabilityError("model", f"{name or 'model'}, a {module.name} that is no polynomial",
+                                  "mixers that are", 'Convert it first: padre and poly_nl are polynomials, and pom '
+                                  'with activation="identity", gate="identity".')  # fmt: skip
+        if isinstance(module, ACTIVATIONS) and module in ranges:
+            low, high = ranges[module]
+            margin = _MARGIN * (high - low)
+            fitted = PolynomialActivation(module, low - margin, high + margin, degree, learned)
+            new[module] = fitted
+            report.activations[name] = type(module).__name__, fitted.low, fitted.high, fitted.error
+        if isinstance(module, nn.Sequential):
+            _fold(name, module, new, report)
+    for name, module in _own(model):
+        if isinstance(module, BATCH_NORMS) and module not in new and module.running_mean is not None:
+            new[module] = ChannelAffine(module)
+            report.folded[name] = "a factor and a sum for each channel"
+    for parent in list(model.modules()):
+        for key, child in list(parent.named_children()):
+            if child in new:
+                report._places.append((parent, key, child))
+                reference = next(child.parameters(), None)
+                place = new[child] if reference is None else new[child].to(reference)
+                setattr(parent, key, place)
+
+
+def _fold(name: str, layers: nn.Sequential, new: dict[nn.Module, nn.Module], report: PolynomialReport) -> None:
+    """Fold each batch norm that follows a convolution or a linear layer into a copy of that."""
+    children = list(layers.named_children())
+    for (before, layer), (key, norm) in pairwise(children):
+        if not isinstance(norm, BATCH_NORMS) or norm.running_mean is None or norm in new or layer in new:
+            continue
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            new[layer] = fuse_conv_bn_eval(layer, norm)
+        elif type(layer) is nn.Linear:
+            new[layer] = fuse_linear_bn_eval(copy.deepcopy(layer), norm)
+        else:
+            continue
+        new[norm] = nn.Identity()
+        report.folded[f"{name}.{key}".lstrip(".")] = f"folded into {before}"
+
+
+class _Recorder(TorchDispatchMode):
+    """Raises CapabilityError at the first operator that is no sum or product, with the module that called it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.stack = model, [""]
+        self.mixers = {name for name, module in model.named_modules() if isinstance(module, TokenMixer)}
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name, module in self.model.named_modules():
+                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name)).remove)
+                hooks.callback(module.register_forward_hook(lambda *_: self._leave()).remove)
+            yield
+
+    def _leave(self) -> None:
+        self.stack.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.rstrip("_")
+        declared = any(place in self.mixers for place in self.stack)
+        if not declared and not self._allowed(name, args):
+            where = self.stack[-1]
+            kind = type(self.model.get_submodule(where)).__name__
+            got = f"{where or 'model'}, a {kind} that computes {name}"
+            cure = "Replace it first: a LayerNorm by a BatchNorm, a MaxPool by an AvgPool, F.relu by nn.ReLU."
+            raise CapabilityError("model", got, "sums and products alone", cure)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _allowed(name: str, args: Sequence[Any]) -> bool:
+        if name == "div":
+            return not isinstance(args[1], Tensor)
+        if name == "pow":
+            return isinstance(args[0], Tensor) and isinstance(args[1], int) and args[1] >= 0
+        return name in POLYNOMIAL
+
+
+def check_onnx(path: str | Path) -> frozenset[str]:
+    """The kinds of nodes of an ONNX file, which must be sums, products and moves.
+
+    Raises:
+        CapabilityError: another node, which the error names.
+    """
+    with needs("export"):
+        import onnx
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    for node in nodes:
+        if node.op_type not in ONNX:
+            got = f"{node.name or 'a node'} of type {node.op_type}"
+            raise CapabilityError("path", got, "additions and multiplications alone", "")
+    return frozenset(node.op_type for node in nodes)

@@ -1,0 +1,197 @@
+"""Tables of series: csv in any of its dialects, Parquet, ETT's files, and M4's, which have a series a row."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from polymix.errors import DataError, one_line, shown
+from polymix.extras import needs
+from polymix.files import regular
+from polymix.train.data.problems import Problems
+from polymix.train.data.series.times import EXAMPLE, Array, Series, on_clock, parse_time
+from polymix.train.data.splits import natural
+from polymix.train.data.texts import read_text
+
+TIMES = ("date", "time", "timestamp", "datetime", "ds", "utc", "date_time", "time_hour")  # names of columns of times
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?", "-"))
+DELIMITERS = ",;\t|"
+MAX_PROBLEMS = 20  # of one file
+# ETT: 12, 4 and 4 months of 30 days, the rest unused (Zhou et al. 2021, data_loader.py).
+ETT_MONTHS = (12, 16, 20)
+M4_SEASONS = {"Hourly": 24, "Daily": 1, "Weekly": 1, "Monthly": 12, "Quarterly": 4, "Yearly": 1}  # M4's own
+
+
+def read_table(path: Path, problems: Problems) -> Series | None:
+    """The series of a csv or Parquet file; None, with problems: it has none. A file named ETT… has that layout."""
+    series = _parquet(path, problems) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, problems)
+    if series is None or not re.match(r"ETT[hm]\d", path.name):
+        return series
+    month = 30 * 24 * (4 if path.name[3] == "m" else 1)
+    train, val, test = (months * month for months in ETT_MONTHS)
+    if len(series) < test:
+        problems.add(path, "", f"{len(series):,} rows, where ETT's split needs {test:,}")
+        return None
+    return Series(series.name, series.values[:test], series.variables, series.start, series.step, (train, val))
+
+
+def _csv(path: Path, problems: Problems) -> Series | None:
+    text = read_text(regular(path))
+    head = text.partition("\n")[0]
+    delimiter = max(DELIMITERS, key=head.count)
+    try:
+        rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter) if row]
+    except csv.Error as error:
+        problems.add(path, "", f"no csv ({one_line(error)})")
+        return None
+    if rows and all(_number(cell, delimiter) is not None for cell in rows[0]):
+        rows.insert(0, [f"v{place + 1}" for place in range(len(rows[0]))])  # no header
+        first = 1
+    else:
+        first = 2
+    if len(rows) < 2:
+        problems.add(path, "", "no rows of numbers" if rows else "empty")
+        return None
+    names = [name.strip() or f"column{place + 1}" for place, name in enumerate(rows[0])]
+    uneven = next((place for place, row in enumerate(rows) if len(row) != len(names)), None)
+    if uneven is not None:
+        problems.add(path, f"line {uneven + first - 1}", f"{len(rows[uneven])} cells, where the head has {len(names)}")
+        return None
+    columns: list[Sequence[str]] = list(zip(*rows[1:], strict=True))
+    clock = _time_column(names, columns)
+    times: list[datetime] | None = None
+    if clock is not None:
+        read = [parse_time(cell) for cell in columns[clock]]
+        if None in read:
+            place = read.index(None)
+            got = f"{shown(columns[clock][place])} is no time that can be read: write it as {EXAMPLE}"
+            problems.add(path, f"line {place + first}", got)
+            return None
+        times = [time for time in read if time is not None]
+    before, kept = len(problems), [place for place in range(len(names)) if place != clock]
+    values = numpy.full((len(rows) - 1, len(kept)), numpy.nan)
+    for place, column in enumerate(kept):
+        for line, cell in enumerate(columns[column]):
+            number = _number(cell, delimiter)
+            if number is None:
+                if len(problems) - before < MAX_PROBLEMS:
+                    what = f"{shown(cell)} in the column {names[column]} is no number"
+                    problems.add(path, f"line {line + first}", what)
+                number = numpy.nan
+            values[line, place] = number
+    if len(problems) > before:
+        return None
+    return _series(path, [names[place] for place in kept], values, times, problems, first)
+
+
+def _number(cell: str, delimiter: str) -> float | None:
+    """A cell as a number, NaN for what is missing; None: it is none. Without commas between cells they are decimal."""
+    cell = cell.strip()
+    if cell.lower() in MISSING:
+        return numpy.nan
+    try:
+        value = float(cell.replace(",", ".") if delimiter != "," else cell)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None  # beyond, float32's squares overflow
+
+
+def _time_column(names: Sequence[str], columns: Sequence[Sequence[str]]) -> int | None:
+    named = [place for place, name in enumerate(names) if name.lower() in TIMES]
+    if named:
+        return named[0]
+    return 0 if columns and parse_time(columns[0][0]) is not None and _number(columns[0][0], ",") is None else None
+
+
+def _parquet(path: Path, problems: Problems) -> Series | None:
+    with needs("parquet", "Parquet is read with it."):
+        import pyarrow
+        import pyarrow.parquet
+    try:
+        table = pyarrow.parquet.read_table(regular(path))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        problems.add(path, "", f"cannot be read as Parquet ({type(error).__name__})")
+        return None
+    times: list[datetime] | None = None
+    columns: dict[str, Any] = {}
+    for field in table.schema:
+        column = table.column(field.name)
+        if pyarrow.types.is_timestamp(field.type) or pyarrow.types.is_date(field.type):
+            read = [None if value is None else parse_time(value.isoformat()) for value in column.to_pylist()]
+            if None in read:
+                problems.add(path, f"row {read.index(None) + 1}", f"no time in the column {field.name}")
+                return None
+            times = [time for time in read if time is not None]
+        elif pyarrow.types.is_floating(field.type) or pyarrow.types.is_integer(field.type):
+            columns[field.name] = numpy.array(column.cast("float64").to_numpy(), numpy.float64)
+        else:
+            problems.add(path, "", f"the column {field.name} has {field.type}, and neither numbers nor times")
+            return None
+    values = numpy.stack(list(columns.values()), 1) if columns else numpy.zeros((0, 0))
+    values[~(numpy.abs(values) < 1e30)] = numpy.nan
+    return _series(path, list(columns), values, times, problems, 1)
+
+
+def _series(
+    path: Path, names: list[str], values: Array, times: list[datetime] | None, problems: Problems, first: int
+) -> Series | None:
+    if not names or not len(values):
+        problems.add(path, "", "no columns of numbers" if not names else "no rows")
+        return None
+    if len(set(names)) < len(names):
+        problems.add(path, "", f"two columns of the name {next(name for name in names if names.count(name) > 1)}")
+        return None
+    empty = [name for place, name in enumerate(names) if not numpy.isfinite(values[:, place]).any()]
+    if empty:
+        problems.add(path, "", f"no number in the column {empty[0]}: remove it")
+        return None
+    if times is None:
+        return Series(path.stem, values, tuple(names))
+    return on_clock(path, path.stem, times, values, tuple(names), problems, first)
+
+
+def is_m4(folder: Path) -> bool:
+    """Whether a folder has M4's layout: files such as Train/Hourly-train.csv and Test/Hourly-test.csv."""
+    return any(folder.glob("Train/*-train.csv")) or any(folder.glob("*-train.csv"))
+
+
+def read_m4(folder: Path, problems: Problems) -> list[Series]:
+    """The series of M4, each a row "id, value, value, …"; those of the test go on from those of the training."""
+    series = []
+    for file in sorted(
+        {*folder.glob("Train/*-train.csv"), *folder.glob("*-train.csv")}, key=lambda path: natural(path.name)
+    ):
+        kind = file.name.partition("-")[0]
+        beside = file.parent.parent / "Test" if file.parent.name == "Train" else file.parent
+        tests = _m4_rows(beside / f"{kind}-test.csv", problems)
+        for name, past in _m4_rows(file, problems).items():
+            future = tests.get(name)
+            if future is None or not len(future) or not len(past):
+                problems.add(file, name, "no values of it in the files of training and test")
+                continue
+            values = numpy.concatenate((past, future))[:, None]
+            ends = (len(past) - len(future), len(past))
+            series.append(Series(name, values, ("value",), ends=ends, season=M4_SEASONS.get(kind, 1)))
+    return series
+
+
+def _m4_rows(file: Path, problems: Problems) -> dict[str, Array]:
+    if not file.is_file():
+        raise DataError("data", f"{file.parent} without {file.name}", "M4's files of training and test", "Add it.")
+    rows = {}
+    for place, row in enumerate(csv.reader(read_text(file).splitlines())):
+        if place and row:
+            numbers = [_number(cell, ",") for cell in row[1:] if cell.strip()]
+            if None in numbers:
+                problems.add(file, f"line {place + 1}", "a cell that is no number")
+                continue
+            rows[row[0].strip()] = numpy.array(numbers, numpy.float64)
+    if not rows:
+        problems.add(file, "", "no rows of numbers")
+    return rows

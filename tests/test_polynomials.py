@@ -1,0 +1,125 @@
+"""Whole networks as polynomials: what is fitted and folded, what is refused by name, and what comes back."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import polymix
+from polymix import lens
+from polymix.errors import CapabilityError, DataError, OptionError
+from polymix.polynomials import PolynomialActivation, check_onnx
+from tests.helpers import build
+
+
+def network(activation=nn.GELU):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), activation(), nn.AvgPool2d(2), nn.Flatten(), nn.BatchNorm1d(64),
+        nn.Linear(64, 8), nn.BatchNorm1d(8), activation(), nn.Linear(8, 3),
+    )  # fmt: skip
+    model(torch.randn(64, 1, 8, 8))  # statistics of the norms
+    return model
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_a_network_becomes_a_polynomial_of_the_degree_that_the_lens_finds(degree):
+    """Two activations in a row of degree d make d², all batch norms gone."""
+    model, x = network(), torch.randn(32, 1, 8, 8)
+    report = polymix.polynomialize(model, [x], degree=degree)
+    assert report.degree(x[:1]).degree == degree**2
+    assert list(report.activations) == ["2", "8"] and list(report.folded) == ["1", "7", "5"]
+    assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
+    assert report.model is model and "relative error" in str(report)
+
+
+def test_undo_gives_the_network_back():
+    model, x = network().eval(), torch.randn(32, 1, 8, 8)
+    before, weights = model(x).detach(), {key: value.clone() for key, value in model.state_dict().items()}
+    report = polymix.polynomialize(model, x)
+    assert 0 < report.error < 0.5
+    assert float((model(x) - before).detach().norm() / before.norm()) == pytest.approx(report.error, rel=1e-3)
+    assert report.undo() is model and torch.equal(model(x), before)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    with pytest.raises(OptionError, match="undone"):
+        report.undo()
+
+
+def test_the_error_falls_with_the_degree():
+    x = torch.randn(32, 1, 8, 8)
+    errors = [polymix.polynomialize(network(), x, degree=degree).error for degree in (1, 2, 4, 8)]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-2
+
+
+def test_folded_norms_change_nothing():
+    model, x = network(nn.Identity).eval(), torch.randn(8, 1, 8, 8)
+    assert polymix.polynomialize(model, x).error < 1e-6
+
+
+@pytest.mark.parametrize("degree", [1, 3, 6])
+def test_a_polynomial_is_its_own_fit(degree):
+    """x^degree on [-1, 3] is found to rounding, though no range is symmetric."""
+
+    class Power(nn.Module):
+        def forward(self, x):
+            return x**degree
+
+    fitted = PolynomialActivation(Power(), -1.0, 3.0, degree).double()
+    x = torch.linspace(-1, 3, 50, dtype=torch.float64)
+    assert (fitted(x) - x**degree).abs().max() < 1e-5 * 3**degree
+
+
+def test_learned_coefficients_are_trained():
+    model, x = network(), torch.randn(8, 1, 8, 8)
+    polymix.polynomialize(model, x, learned=True)
+    model(x).square().sum().backward()
+    assert model[2].coefficients.grad.isfinite().all() and len(model[2].coefficients) == 4
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.relu(self.inner(x))
+
+
+@pytest.mark.parametrize(("layer", "word"), [
+    (nn.LayerNorm(4), "1, a LayerNorm"), (Functional(), "1, a Functional that computes relu"), (nn.Softmax(-1), "1, a Softmax"),
+    (nn.MultiheadAttention(4, 1), None), (build("softmax", 4), "softmax that is no polynomial"), (build("pom", 4), "pom that is no polynomial"),
+])  # fmt: skip
+def test_what_prevents_it_is_named_and_the_model_stays(layer, word):
+    if word is None:
+        layer, word = nn.MaxPool1d(2), "1, a MaxPool1d"
+    model, x = nn.Sequential(nn.Linear(4, 4), layer, nn.GELU()).float(), torch.randn(2, 6, 4)
+    layers = list(model)
+    with pytest.raises(CapabilityError, match=word):
+        polymix.polynomialize(model, x)
+    assert list(model) == layers and model.training
+
+
+def test_mixers_that_are_polynomials_stay():
+    block = polymix.MixerBlock(4, polymix.PadreConfig(kernel_size=3, degree=2), norm=None)
+    report = polymix.polynomialize(block, torch.randn(2, 6, 4), degree=3)
+    assert lens.degree(block, shape=(1, 6, 4), max_degree=8).degree == 6, str(report)
+
+
+@pytest.mark.parametrize(("options", "error"), [
+    ({"degree": 0}, OptionError), ({"data": []}, DataError), ({"model": nn.GELU()}, OptionError), ({"model": 3}, OptionError),
+])  # fmt: skip
+def test_bad_arguments(options, error):
+    with pytest.raises(error):
+        polymix.polynomialize(**{"model": network(), "data": torch.randn(4, 1, 8, 8), **options})
+
+
+@pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
+def test_its_onnx_file_has_sums_and_products_alone(tmp_path):
+    pytest.importorskip("onnx")
+    model, x = network().eval(), torch.randn(4, 1, 8, 8)
+    torch.onnx.export(model, (x,), tmp_path / "before.onnx", dynamo=False)
+    with pytest.raises(CapabilityError, match="type (Gelu|Erf)"):
+        check_onnx(tmp_path / "before.onnx")
+    polymix.polynomialize(model, x)
+    torch.onnx.export(model, (x,), tmp_path / "after.onnx", dynamo=False)
+    assert {"Conv", "Gemm", "Mul", "Add"} <= check_onnx(tmp_path / "after.onnx")
