@@ -289,6 +289,8 @@ def _resources(cubin: bytes) -> dict[str, int]:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-        code = subprocess.run([tool, "-sass", file], capture_output=True, text=True, check=True).stdout
-    resources = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", said)}
+        resources = {name: int(number) for name, number in re.findall(r"\b(REG|STACK):(\d+)", said)}
+        code = ""
+        if resources["STACK"]:  # otherwise there is no local memory, and reading the instructions takes seconds
+            code = subprocess.run([tool, "-sass", file], capture_output=True, text=True, check=True).stdout
     return resources | {"spills": len(re.findall(r"\b(?:LDL|STL)\b", code))}
