@@ -97,27 +97,40 @@ def bf16() -> str:
 
 
 def model() -> str:
-    """What each op moves and computes, counted in compiled kernels, and what bounds it on two cards."""
+    """What each op moves and computes, counted in compiled kernels, and what bounds it on each card."""
     content = load("gpu-model.json")
-    keys = dict.fromkeys((row["op"], row["dtype"], row["pass"]) for row in content["rows"])
+    cards = tuple(content["cards"])
     lines = []
-    for key in keys:
+    for key in dict.fromkeys((row["op"], row["dtype"], row["pass"]) for row in content["rows"]):
         its = {row["card"]: row for row in content["rows"] if (row["op"], row["dtype"], row["pass"]) == key}
-        counts = [kernel["counts"] for kernel in its["H100"]["kernels"]]
-        moved = its["H100"]["bytes_between"] + sum(one["read"] + one["written"] for one in counts)
-        products = sum(sum(one["products"].values()) for one in counts) / 1e9
+        row, kernels = its["H100"], its["H100"]["kernels"]
+        counts = [kernel["counts"] for kernel in kernels]
+        moved = row["bytes_between"] + sum(one["read"] + one["written"] for one in counts)
+        products = (row["flops_between"] + sum(sum(one["products"].values()) for one in counts)) / 1e9
         lines.append((
             *key, str(len(counts)), f"{moved / 1e6:.1f}", f"{products:.2f}" if products else "–",
             f"{sum(one['others'] for one in counts) / 1e9:.2f}",
-            *(f"{1e6 * its[card]['bound_seconds']:.1f}" for card in ("A100", "H100")),
-            f"{max(kernel['registers'] for kernel in its['H100']['kernels'])}",
+            *(f"{1e6 * its[card]['bound_seconds']:.1f}" for card in cards),
+            f"{max(kernel['registers'] for kernel in kernels)}",
+            f"{max(kernel['shared'] for kernel in kernels) / 1024:.0f}",
+            f"{min(kernel['occupancy'] for kernel in kernels):.0%}",
         ))  # fmt: skip
-    head = ("op", "dtype", "pass", "launches", "MB", "GFLOP in products", "GFLOP beside them", "bound, A100, µs",
-            "bound, H100, µs", "registers, H100")  # fmt: skip
-    spills = max(kernel["spills"] for row in content["rows"] for kernel in row["kernels"])
+    head = ("op", "dtype", "pass", "launches", "MB", "GFLOP in products", "GFLOP beside them",
+            *(f"bound, {card}, µs" for card in cards), "registers", "KB shared", "warps")  # fmt: skip
+    spills = {
+        f"`{kernel['kernel']}` ({row['card']}): {kernel['spills']}"
+        for row in content["rows"] for kernel in row["kernels"] if kernel["spills"]
+    }  # fmt: skip
+    spilled = f"Loads and stores of spilled registers: {', '.join(sorted(spills))}" if spills else "Nothing is spilled"
+    peaks = "; ".join(
+        f"{card} {its['bytes_per_second'] / 1e12:g} TB/s, "
+        f"{', '.join(f'{name} {flops / 1e12:g}' for name, flops in its['flops'].items())} TFLOP/s ({its['source']})"
+        for card, its in content["cards"].items()
+    )
     return (
-        f"{table(head, lines)}\n\n4,096 tokens, 192 channels, 3 heads, batch 1. At most {spills} loads and stores of "
-        "spilled registers in a kernel. `python benchmarks/gpu_model.py OUT.json --only pom,product,padre`"
+        f"{table(head, lines)}\n\n4,096 tokens, 192 channels, 3 heads, batch 1; counts, registers, shared memory and "
+        f"resident warps as compiled for an H100. {spilled}. Peaks: {peaks}. "
+        "`python benchmarks/gpu_model.py OUT.json`"
     )
 
 
