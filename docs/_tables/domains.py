@@ -387,8 +387,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "segment3d": segment3d,
     "detect3d": lambda: default_run("detect3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "timeseries": lambda: default_run("timeseries", SERIES),
-    "timeseries-lead": lambda: default_run("timeseries/lead", SERIES),
-    "timeseries-electricity": lambda: default_run("timeseries/electricity", SERIES),
     "timeseries-controls": series_controls,
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,

@@ -89,9 +89,9 @@ def test_parquet_has_what_csv_has(tmp_path):
 def test_ett_has_the_published_split(tmp_path):
     hours = [datetime(2016, 7, 1) + timedelta(hours=hour) for hour in range(14_500)]
     rows = [f"{hour},{place % 24},{place % 7}" for place, hour in enumerate(hours)]
-    series, _ = table(tmp_path / "ETTh1.csv", "\n".join(["date,HUFL,OT", *rows]))
+    series, _ = table(tmp_path / "ETTh1.csv", "\n".join(["date,HUFL,OIL", *rows]))
     assert series.ends == (8640, 11_520) and len(series) == 14_400
-    series, problems = table(tmp_path / "ETTm1.csv", "\n".join(["date,HUFL,OT", *rows]))
+    series, problems = table(tmp_path / "ETTm1.csv", "\n".join(["date,HUFL,OIL", *rows]))
     assert series is None and "57,600" in problems.lines[0]
 
 

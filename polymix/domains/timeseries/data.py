@@ -138,7 +138,9 @@ def list_problems(recipe: TimeseriesRecipe, source: str) -> list[str]:
     """Everything in the data that training would refuse."""
     problems = Problems()
     with problems.noting():
-        _cut(recipe, read(source, recipe.layout, problems), source, problems)
+        series = read(source, recipe.layout, problems)
+        if not problems:
+            _cut(recipe, series, source, problems)
     return problems.lines
 
 

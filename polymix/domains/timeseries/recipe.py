@@ -52,7 +52,7 @@ class TimeseriesRecipe(Recipe):
     final: Final = 0.0
     keep: Keep = "best"
     evaluate_every: EvaluateEvery = 200
-    # On the default data pom and attention stay near the control in as many steps; see docs/domains/timeseries.md.
+    # Whose error on the default data is half of attention's and pom's after as many steps.
     mixer: Mixer = "padre:degree=3"
     host: Literal["patch", "inverted"] = Field(
         "patch", description="tokens: patches of one variable, as in PatchTST; or whole variables, as in iTransformer"
