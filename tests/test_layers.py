@@ -36,8 +36,9 @@ FOR_ALL = {
     "devices": -2, "compat": -2, "limits": -1,
 }  # fmt: skip
 SIBLINGS = {("models", "blocks")}  # hosts are made of blocks
-# polymix.recommend, assess, distill and parallelize, by the package's __getattr__; test_cold_import sees that.
-ON_DEMAND = {("polymix", "workflows"), ("polymix", "train"), ("polymix", "export"), ("polymix", "parallel")}
+# polymix.recommend, assess, distill, parallelize and polynomialize, by the package's __getattr__; test_cold_import sees
+# that.
+ON_DEMAND = {("polymix", name) for name in ("polynomials", "workflows", "train", "export", "parallel")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
 # ops to models.
 LIBRARIES = {
