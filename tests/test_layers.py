@@ -50,7 +50,7 @@ LIBRARIES = {
     "torchdiffeq": {"domains/generation/flow.py"},
     "diffusers": {"domains/generation/diffusion.py"},
     "onnxscript": {"export/graph.py"},
-    "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
+    "onnx": {"export/arithmetic.py", "export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},
     "onnxruntime_qnn": {"export/manifest.py"},
     "openvino": {"export/manifest.py"},
