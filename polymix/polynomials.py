@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymix.errors import CapabilityError, DataError, OptionError, check_int
-from polymix.extras import needs
 from polymix.lens import DegreeResult
 from polymix.lens import degree as measured_degree
 from polymix.lens.fits import chebyshev
@@ -39,12 +37,6 @@ _NAMES = """
     _reshape_alias upsample_nearest2d upsample_bilinear2d pixel_shuffle diagonal
 """
 POLYNOMIAL = frozenset(_NAMES.split())
-# Nodes of ONNX that compute sums and products, or only move numbers.
-_NODE_TYPES = """
-    Add Sub Mul Neg Sum MatMul Gemm Conv Einsum ReduceMean ReduceSum GlobalAveragePool AveragePool Reshape Transpose
-    Concat Slice Split Squeeze Unsqueeze Flatten Expand Constant ConstantOfShape Identity Shape Gather Cast Pad Tile
-"""
-ONNX = frozenset(_NODE_TYPES.split())
 _NODES = 256  # of a fit
 _MARGIN = 0.1  # of the measured range, on both sides: other inputs go beyond it
 
@@ -303,19 +295,3 @@ class _Recorder(TorchDispatchMode):
         if name == "pow":
             return isinstance(args[0], Tensor) and isinstance(args[1], int) and args[1] >= 0
         return name in POLYNOMIAL
-
-
-def check_onnx(path: str | Path) -> frozenset[str]:
-    """The kinds of nodes of an ONNX file, which must be sums, products and moves.
-
-    Raises:
-        CapabilityError: another node, which the error names.
-    """
-    with needs("export"):
-        import onnx
-    nodes = onnx.load(str(path), load_external_data=False).graph.node
-    for node in nodes:
-        if node.op_type not in ONNX:
-            got = f"{node.name or 'a node'} of type {node.op_type}"
-            raise CapabilityError("path", got, "additions and multiplications alone", "")
-    return frozenset(node.op_type for node in nodes)

@@ -36,8 +36,9 @@ FOR_ALL = {
     "devices": -2, "compat": -2, "limits": -1,
 }  # fmt: skip
 SIBLINGS = {("models", "blocks")}  # hosts are made of blocks
-# polymix.recommend, assess, distill and parallelize, by the package's __getattr__; test_cold_import sees that.
-ON_DEMAND = {("polymix", "workflows"), ("polymix", "train"), ("polymix", "export"), ("polymix", "parallel")}
+# polymix.recommend, assess, distill, parallelize and polynomialize, by the package's __getattr__; test_cold_import sees
+# that.
+ON_DEMAND = {("polymix", name) for name in ("polynomials", "workflows", "train", "export", "parallel")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
 # ops to models.
 LIBRARIES = {
@@ -49,7 +50,7 @@ LIBRARIES = {
     "torchdiffeq": {"domains/generation/flow.py"},
     "diffusers": {"domains/generation/diffusion.py"},
     "onnxscript": {"export/graph.py"},
-    "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
+    "onnx": {"export/arithmetic.py", "export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},
     "onnxruntime_qnn": {"export/manifest.py"},
     "openvino": {"export/manifest.py"},

@@ -61,8 +61,8 @@ STATEMENTS = (
               "2 · (2 + 4) = 3 · (1 + 3)."),
     Statement("PoM, Section 1", "MLPs, CNNs and SSMs are no contextual mappings.", False,
               (f"{LENS}test_views.py::test_which_networks_are_none_as_the_introduction_says",),
-              "True of MLPs, short kernels and causal SSMs. Mamba both ways and kernels as long as the sequence are one "
-              "where PoM is."),
+              "True of MLPs, short kernels and causal SSMs. Mamba both ways and kernels as long as the sequence are "
+              "one where PoM is."),
     Statement("PoM, Section 3.4", "3 n d D + (k + 1) n D multiplications.", True,
               (f"{MIXERS}test_claims.py::test_the_multiplications_of_pom_as_printed",)),
     Statement("PoM, Eq. 11", "PoM is cheaper than attention from (D (3d + k + 1) − 4d²) / 2d tokens.", True,
