@@ -26,6 +26,8 @@ CASES = {
     "power-gate": ("power", {"heads": 3, "gate": True}, (True,)),
     "power-gate-sum": ("power", {"heads": 3, "gate": True, "degree": 3, "normalize": False}, (True,)),
     "linear": ("linear", {"heads": 3}, (False, True)), "performer": ("performer", {"heads": 3}, (False, True)),
+    "mala": ("mala", {"heads": 3}, (False, True)), "nala": ("nala", {"heads": 3}, (False, True)),
+    "pola": ("pola", {"heads": 3}, (False, True)),
     "hla": ("hla", {"heads": 3}, (False, True)), "hydra": ("hydra", {}, (False, True)), "poly_nl": ("poly_nl", {}, (False,)),
     "poly_sa": ("poly_sa", {"heads": 3, "positions": "mean"}, (False,)),
     "poly_sa-learned": ("poly_sa", {"heads": 3, "grid": (TOKENS,)}, (False,)),
