@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from polymix.errors import OptionError, shown
+from polymix.numbers import plural
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,38 @@ _UNUSABLE = (RuntimeError, AssertionError, ImportError, NotImplementedError, Ove
 def processes() -> tuple[int, int]:
     """This process's rank and the number of processes, as torchrun sets them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_all_share(shares: int) -> int:
+    """The number of processes. OptionError unless all that torchrun has started share each sequence."""
+    world = processes()[1]
+    if world != shares:
+        got = f"{shares} with {plural(world, 'process')}"
+        raise OptionError("sequence_parallel", got, "the number of processes", "Start as many with torchrun.")
+    return world
+
+
+def join_processes() -> None:
+    """Find the other processes that torchrun started, where there are some and that has not been done."""
+    import torch
+    from torch import distributed
+
+    if distributed.is_initialized() or "WORLD_SIZE" not in os.environ:
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        distributed.init_process_group(backend)
+        return
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    # One agent of torchrun keeps its store when it starts processes again, with the addresses of those that have died.
+    store, rank, world = next(iter(rendezvous("env://")))
+    start = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    distributed.init_process_group(backend, store=start, rank=rank, world_size=world)
 
 
 def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from polymix.devices import check_device, processes
+from polymix.devices import check_device, join_processes, processes
 from polymix.errors import OptionError
 from polymix.numbers import plural
 from polymix.train.recipe import Recipe
@@ -64,35 +64,6 @@ def first_of_all(work: Callable[[], T]) -> T:
     result = work() if rank == 0 else None
     distributed.broadcast_object_list([None], device=torch.device("cpu"))
     return work() if result is None else result
-
-
-def check_all_share(shares: int) -> int:
-    """The number of processes. OptionError unless all that torchrun has started share each sequence."""
-    world = processes()[1]
-    if world != shares:
-        got = f"{shares} with {plural(world, 'process')}"
-        raise OptionError("sequence_parallel", got, "the number of processes", "Start as many with torchrun.")
-    return world
-
-
-def join_processes() -> None:
-    """Find the other processes that torchrun started, where there are some and that has not been done."""
-    if distributed.is_initialized() or "WORLD_SIZE" not in os.environ:
-        return
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    if os.environ.get("GROUP_WORLD_SIZE") != "1":
-        distributed.init_process_group(backend)
-        return
-    from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    # One agent of torchrun keeps its store when it starts processes again, with the addresses of those that have died.
-    store, rank, world = next(iter(rendezvous("env://")))
-    start = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    distributed.init_process_group(backend, store=start, rank=rank, world_size=world)
 
 
 class Place:

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from polymix.convert.saving.files import WEIGHTS as SAFE_WEIGHTS
-from polymix.devices import processes
+from polymix.devices import check_all_share, processes
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError, one_line, reason_of
 from polymix.files import output_folder, write_whole
 from polymix.numbers import plural
 from polymix.results import RESULTS, Results, schema_name, wrong_part
 from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_header
-from polymix.train.place import Place, check_all_share
+from polymix.train.place import Place
 from polymix.train.recipe import Recipe
 from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA

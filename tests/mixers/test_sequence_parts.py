@@ -16,7 +16,8 @@ from tests.contracts.mixer_cases import CASES
 
 DIM = 12
 SPLITS = {
-    **dict.fromkeys(("pom", "qt", "linear", "performer", "power", "hydra", "poly_nl", "poly_sa"), "sum"),
+    **dict.fromkeys(("pom", "qt", "linear", "mala", "nala", "pola", "performer", "power", "hla", "hydra", "poly_nl",
+                     "poly_sa"), "sum"),
     "mamba": "scan",
     **dict.fromkeys(("padre", "local", "conv2former", "linear_floor"), "halo"),
     "hyena": "channels", "softmax": "gather",
@@ -40,9 +41,9 @@ def test_each_mixer_says_how_it_splits():
     assert {name: mixer_class(name).capabilities.sequence for name in list_mixers()} == {
         name: SPLITS.get(name) for name in list_mixers()
     }
-    assert create_mixer("pom", 12, decay=3).capabilities.sequence == "scan"
-    for name, options in (("qt", {"scales": (3,)}), ("power", {"gate": True}),
-                          ("padre", {"token": "toeplitz:length=8", "causal": True}),
+    for name, options in (("pom", {"decay": 3}), ("power", {"gate": True})):
+        assert create_mixer(name, 12, **options).capabilities.sequence == "scan"
+    for name, options in (("qt", {"scales": (3,)}), ("padre", {"token": "toeplitz:length=8", "causal": True}),
                           ("padre", {"num_prefix_tokens": 1, "grid": (3, 4)}), ("mamba", {"bidirectional": True}),
                           ("poly_sa", {"grid": (3, 4), "head_mixing": "depthwise"})):  # fmt: skip
         assert create_mixer(name, 12, **options).capabilities.sequence is None

@@ -42,8 +42,6 @@ class TimeseriesRecipe(Recipe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "context": 32, "horizon": 12, "patch": 8, "dim": 16,
                  "depth": 1, "windows": 16, "synthetic_series": 16, "dropout": 0.0},
-        # Followers are forecast, from variables as tokens.
-        "lead": {"synthetic": "lead", "host": "inverted", "context": 96, "horizon": 24},
     }  # fmt: skip
 
     batch_size: BatchSize = 64

@@ -77,16 +77,16 @@ def _unit_inverse(lower: Tensor) -> Tensor:
 
 def matrix_scan(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
     """The states S_0 = start, S_n+1 = step_n S_n + gain_n: (B, h, C, d, d), (B, h, C, d, e) -> (B, h, C + 1, d, e)."""
-    if transformed():
-        return _plain(step, gain, start)
+    if transformed() or not torch.compiler.is_compiling():
+        return _plain(step, gain, start)  # a custom op needs NumPy, which PyTorch alone does not bring
     states: Tensor = _matrix_scan(step, gain, start)
     return states
 
 
 def _plain(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
     states = [start]
-    for n in range(step.shape[2]):
-        states.append(step[:, :, n] @ states[-1] + gain[:, :, n])
+    for passed, added in zip(step.unbind(2), gain.unbind(2), strict=True):
+        states.append(passed @ states[-1] + added)
     return torch.stack(states, 2)
 
 

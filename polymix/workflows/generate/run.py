@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polymix.compat import cure_torchvision
 from polymix.convert.context import learned_positions, longest
-from polymix.devices import check_device, processes
+from polymix.devices import check_all_share, check_device, processes
 from polymix.errors import (
     DataError,
     OptionError,
@@ -33,7 +33,6 @@ from polymix.errors import (
 from polymix.limits import LONGEST
 from polymix.measure import Stopwatch
 from polymix.measure.timing import out_of_memory
-from polymix.train.place import check_all_share
 
 cure_torchvision()  # before transformers, which imports it
 from transformers import TextStreamer  # noqa: E402

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from polymix.devices import processes
+from polymix.devices import join_processes, processes
 from polymix.errors import OptionError
 from polymix.mixers.cache import state_layer
 from polymix.models.language.layers import mixers_of
@@ -18,7 +18,6 @@ from polymix.ops.shared.masks import positions
 from polymix.parallel import alone, parallelize, shard
 from polymix.parallel.mix import refuse_pieces
 from polymix.parallel.style import check_split
-from polymix.train.place import join_processes
 
 from transformers import DynamicCache  # isort: skip  # after polymix, which cures torchvision
 
