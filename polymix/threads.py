@@ -70,7 +70,7 @@ def is_busy() -> bool:
 
 def crowd() -> str:
     """What a busy machine is told by, as the beginning of a sentence."""
-    return f"The machine is busy: {load():.1f} programs wait for {os.cpu_count()} cores"
+    return f"The machine is busy: {load():.1f} programs run or wait for {os.cpu_count()} cores"
 
 
 def busy_warning(threads: int) -> str:

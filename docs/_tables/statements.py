@@ -57,8 +57,8 @@ STATEMENTS = (
                f"{LENS}test_views.py::test_the_smallest_degree_and_width_for_the_inputs_tried",
                f"{LENS}test_statements.py::test_the_proof_of_lemma_3_3_has_a_counterexample"),
               "A continuous map of more numbers than a row is never one-to-one. On finitely many inputs it holds for "
-              "generic weights. Its proof denies 'some pair collides' by 'not all do': {2, 4} and {1, 3} have "
-              "2 · (2 + 4) = 3 · (1 + 3)."),
+              "generic weights. Its proof takes 'not all pairs collide' for the opposite of 'some pair collides': "
+              "{2, 4} and {1, 3} have 2 · (2 + 4) = 3 · (1 + 3)."),
     Statement("PoM, Section 1", "MLPs, CNNs and SSMs are no contextual mappings.", False,
               (f"{LENS}test_views.py::test_which_networks_are_none_as_the_introduction_says",),
               "True of MLPs, short kernels and causal SSMs. Mamba both ways and kernels as long as the sequence are "

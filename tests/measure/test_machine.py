@@ -19,7 +19,7 @@ def test_manifest_names_the_machine():
 
 
 @pytest.mark.parametrize(
-    ("load", "said"), [(1.0, ""), (2.0, ""), (7.4, "The machine is busy: 7.4 programs wait for 2 cores")]
+    ("load", "said"), [(1.0, ""), (2.0, ""), (7.4, "The machine is busy: 7.4 programs run or wait for 2 cores")]
 )
 def test_times_of_a_busy_machine_come_with_a_sentence(monkeypatch, load, said):
     """A call of half a second stood beside a floor of two milliseconds without a word."""
