@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +17,16 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polymix.errors import CapabilityError, DataError, OptionError, check_int
+from polymix.errors import (
+    CapabilityError,
+    DataError,
+    InputError,
+    OptionError,
+    PolymixError,
+    check_choice,
+    check_int,
+    one_line,
+)
 from polymix.lens import DegreeResult
 from polymix.lens import degree as measured_degree
 from polymix.lens.fits import chebyshev
@@ -35,6 +47,7 @@ _NAMES = """
     split_with_sizes unbind alias flip roll index index_select gather zeros ones full zeros_like ones_like new_zeros
     new_ones arange empty empty_like copy fill lift_fresh scalar_tensor as_strided unfold mkldnn_convolution repeat
     _reshape_alias upsample_nearest2d upsample_bilinear2d pixel_shuffle diagonal
+    _record_function_enter_new _record_function_exit
 """
 POLYNOMIAL = frozenset(_NAMES.split())
 _NODES = 256  # of a fit
@@ -53,8 +66,8 @@ class PolynomialActivation(nn.Module):
 
     def __init__(self, activation: nn.Module, low: float, high: float, degree: int, learned: bool = False) -> None:
         super().__init__()
-        middle, half = (low + high) / 2, max((high - low) / 2, 1e-6)
-        self.scale, self.shift, self.low, self.high, self.degree = 1 / half, -middle / half, low, high, degree
+        self.degree = degree
+        middle, half = self._set_range(low, high)
         t = torch.cos(torch.pi * (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES)
         with torch.no_grad():
             goal = activation(middle + half * t)
@@ -68,12 +81,24 @@ class PolynomialActivation(nn.Module):
         else:
             self.register_buffer("coefficients", values)
 
+    def _set_range(self, low: float, high: float) -> tuple[float, float]:
+        middle, half = (low + high) / 2, max((high - low) / 2, 1e-6)
+        self.scale, self.shift, self.low, self.high = 1 / half, -middle / half, low, high
+        return middle, half
+
     def forward(self, x: Tensor) -> Tensor:
         c, t = self.coefficients, x * self.scale + self.shift
         one, two = torch.zeros_like(t), torch.zeros_like(t)
         for k in range(self.degree, 0, -1):  # Clenshaw's recursion
             one, two = c[k] + 2 * t * one - two, one
         return c[0] + t * one - two
+
+    def get_extra_state(self) -> Tensor:
+        """The range, which the coefficients belong to: in float64, whatever the type of the weights."""
+        return torch.tensor([self.low, self.high], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._set_range(*state.tolist())
 
     def extra_repr(self) -> str:
         return f"degree={self.degree}, range=({self.low:.3g}, {self.high:.3g})"
@@ -111,13 +136,16 @@ class PolynomialReport:
     error: float = 0.0
     undone: bool = False
     _places: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list, repr=False)
+    _training: dict[nn.Module, bool] = field(default_factory=dict, repr=False)
 
     def undo(self) -> nn.Module:
-        """Put the layers back as they were, and return the model."""
+        """Put the layers back as they were, each in training mode or not as before, and return the model."""
         if self.undone:
             raise OptionError("report", "one that was undone already", "one whose polynomials are in place", "")
         for parent, key, old in reversed(self._places):
             setattr(parent, key, old)
+        for part, mode in self._training.items():
+            part.training = mode
         self.undone = True
         return self.model
 
@@ -149,35 +177,44 @@ def polynomialize(
 
     Raises:
         CapabilityError: a module is no polynomial; the error names it, and the model stays as it was.
-        OptionError, DataError: an option is out of range, or there are no data.
+        OptionError, DataError: an option is out of range, or there are no data, or numbers that are not finite.
+        InputError: the model fails on the data.
     """
     check_module(model)
     check_int("degree", degree, 1, 15)
-    batches = [part[0] if isinstance(part, (tuple, list)) else part for part in _batches(data)]
-    if not batches or not all(isinstance(part, Tensor) for part in batches):
-        raise DataError("data", "no batch of tensors", "batches of inputs", "Pass a list of tensors, for example.")
+    check_choice("learned", learned, (True, False))
+    batches = _batches(data)
     if isinstance(model, (*ACTIVATIONS, *BATCH_NORMS)):
         raise OptionError("model", type(model).__name__, "a network that has layers", "Wrap it in nn.Sequential.")
-    training = {part: part.training for part in model.modules()}
-    report = PolynomialReport(model)
+    report = PolynomialReport(model, _training={part: part.training for part in model.modules()})
     model.eval()
+    inner = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs know of no hooks
     try:
         with torch.no_grad():
-            ranges, before = _ranges(model, batches)
-            _replace(model, report, ranges, degree, learned)
-            with _Recorder(model) as recorder, recorder.modules():
-                after = model(batches[0])
+            seen = _Seen(inner, batches)
+            _replace(inner, report, seen, degree, learned)
+            with _Recorder(inner) as recorder, recorder.modules():
+                after = _first(inner(batches[0]))
     except BaseException:
         report.undo()
-        for part, mode in training.items():
-            part.training = mode
         raise
-    report.error = float((_first(after) - before).norm() / before.norm().clamp_min(1e-30))
+    before = seen.output.double()
+    report.error = float((after.double() - before).norm() / before.norm().clamp_min(1e-30))
     return report
 
 
-def _batches(data: Any) -> Sequence[Any]:
-    return [data] if isinstance(data, Tensor) else list(data)
+def _batches(data: Any) -> list[Tensor]:
+    if not isinstance(data, Iterable):
+        raise DataError("data", type(data).__name__, "a tensor, or batches of inputs", "Pass a list of tensors.")
+    parts: list[Any] = [data] if isinstance(data, Tensor) else list(data)
+    batches: list[Any] = [part[0] if isinstance(part, (tuple, list)) and part else part for part in parts]
+    if not batches or not all(isinstance(part, Tensor) for part in batches):
+        raise DataError("data", "no batch of tensors", "batches of inputs", "Pass a list of tensors, for example.")
+    for place, part in enumerate(batches):
+        if not part.numel() or not part.isfinite().all():
+            got = f"{'numbers that are not finite' if part.numel() else 'no numbers'} in batch {place}"
+            raise DataError("data", got, "finite inputs", "Leave it out: ranges are measured on all batches.")
+    return batches
 
 
 def _first(output: Any) -> Tensor:
@@ -195,46 +232,71 @@ def _own(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _ranges(model: nn.Module, batches: Sequence[Tensor]) -> tuple[dict[nn.Module, tuple[float, float]], Tensor]:
-    """The smallest and largest input of each activation on all batches, and the output for the first."""
-    ranges: dict[nn.Module, tuple[float, float]] = {}
-
-    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        low, high = map(float, torch.aminmax(inputs[0]))
-        before = ranges.get(module, (low, high))
-        ranges[module] = min(low, before[0]), max(high, before[1])
-
-    with ExitStack() as stack:
-        for _, module in _own(model):
-            if isinstance(module, ACTIVATIONS):
-                stack.callback(module.register_forward_pre_hook(look).remove)
-        outputs = [_first(model(batch)) for batch in batches]
-    return ranges, outputs[0]
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Each child by its name, also one that comes again, which `named_children` leaves out."""
+    return ((name, child) for name, child in module._modules.items() if child is not None)
 
 
-def _replace(
-    model: nn.Module, report: PolynomialReport, ranges: dict[nn.Module, tuple[float, float]], degree: int, learned: bool
-) -> None:
+class _Seen:
+    """What a model's layers do on all batches.
+
+    Attributes:
+        ranges: the smallest and largest input of each activation. calls: how often each module was called.
+        axes: of a batch norm's input, which differ where its channels are not the layer's before it.
+        output: for the first batch.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Tensor]) -> None:
+        self.ranges: dict[nn.Module, tuple[float, float]] = {}
+        self.calls: Counter[nn.Module] = Counter()
+        self.axes: dict[nn.Module, int] = {}
+        with ExitStack() as stack:
+            for name, module in _own(model):
+                stack.callback(module.register_forward_pre_hook(partial(self._look, name)).remove)
+            try:
+                outputs = [_first(model(batch)) for batch in batches]
+            except PolymixError:
+                raise
+            except Exception as error:  # whatever a model raises for inputs that it does not take
+                got = f"one with which a {type(model).__name__} fails ({one_line(error)[:300]})"
+                cure = "Shape, type and device must be those of its weights."
+                raise InputError("data", got, "inputs that the model takes", cure) from error
+        self.output = outputs[0]
+
+    def _look(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.calls[module] += 1
+        if isinstance(module, BATCH_NORMS):
+            self.axes[module] = inputs[0].ndim
+        if isinstance(module, ACTIVATIONS):
+            low, high = map(float, torch.aminmax(inputs[0]))
+            if not math.isfinite(high - low):
+                got, cure = f"inputs for which those of {name} are not finite", "Scale them, or mend the weights."
+                raise DataError("data", got, "finite numbers in all layers", cure)
+            before = self.ranges.get(module, (low, high))
+            self.ranges[module] = min(low, before[0]), max(high, before[1])
+
+
+def _replace(model: nn.Module, report: PolynomialReport, seen: _Seen, degree: int, learned: bool) -> None:
     new: dict[nn.Module, nn.Module] = {}
     for name, module in _own(model):
         if isinstance(module, TokenMixer) and module.polynomial.degree is None:
             raise CapabilityError("model", f"{name or 'model'}, a {module.name} that is no polynomial",
                                   "mixers that are", 'Convert it first: padre and poly_nl are polynomials, and pom '
                                   'with activation="identity", gate="identity".')  # fmt: skip
-        if isinstance(module, ACTIVATIONS) and module in ranges:
-            low, high = ranges[module]
+        if isinstance(module, ACTIVATIONS) and module in seen.ranges:
+            low, high = seen.ranges[module]
             margin = _MARGIN * (high - low)
             fitted = PolynomialActivation(module, low - margin, high + margin, degree, learned)
             new[module] = fitted
             report.activations[name] = type(module).__name__, fitted.low, fitted.high, fitted.error
-        if isinstance(module, nn.Sequential):
-            _fold(name, module, new, report)
+        if type(module).forward is nn.Sequential.forward:
+            _fold(name, module, new, report, seen)
     for name, module in _own(model):
         if isinstance(module, BATCH_NORMS) and module not in new and module.running_mean is not None:
             new[module] = ChannelAffine(module)
             report.folded[name] = "a factor and a sum for each channel"
     for parent in list(model.modules()):
-        for key, child in list(parent.named_children()):
+        for key, child in list(_children(parent)):
             if child in new:
                 report._places.append((parent, key, child))
                 reference = next(child.parameters(), None)
@@ -242,15 +304,19 @@ def _replace(
                 setattr(parent, key, place)
 
 
-def _fold(name: str, layers: nn.Sequential, new: dict[nn.Module, nn.Module], report: PolynomialReport) -> None:
-    """Fold each batch norm that follows a convolution or a linear layer into a copy of that."""
-    children = list(layers.named_children())
-    for (before, layer), (key, norm) in pairwise(children):
+def _fold(name: str, layers: nn.Module, new: dict[nn.Module, nn.Module], report: PolynomialReport, seen: _Seen) -> None:
+    """Fold each batch norm that follows a convolution or a linear layer into a copy of that.
+
+    Neither may be called elsewhere too, and the norm's channels must be the layer's.
+    """
+    for (before, layer), (key, norm) in pairwise(list(_children(layers))):
         if not isinstance(norm, BATCH_NORMS) or norm.running_mean is None or norm in new or layer in new:
             continue
-        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        if not seen.calls[layer] == seen.calls[norm] == seen.calls[layers]:
+            continue
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and seen.axes[norm] == layer.weight.ndim:
             new[layer] = fuse_conv_bn_eval(layer, norm)
-        elif type(layer) is nn.Linear:
+        elif type(layer) is nn.Linear and seen.axes[norm] == 2:
             new[layer] = fuse_linear_bn_eval(copy.deepcopy(layer), norm)
         else:
             continue
@@ -280,7 +346,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.rstrip("_")
         declared = any(place in self.mixers for place in self.stack)
-        if not declared and not self._allowed(name, args):
+        if not declared and not self._allowed(name, args, kwargs or {}):
             where = self.stack[-1]
             kind = type(self.model.get_submodule(where)).__name__
             got = f"{where or 'model'}, a {kind} that computes {name}"
@@ -289,9 +355,12 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @staticmethod
-    def _allowed(name: str, args: Sequence[Any]) -> bool:
+    def _allowed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if name == "div":
-            return not isinstance(args[1], Tensor)
+            return not isinstance(args[1], Tensor) and kwargs.get("rounding_mode") is None
+        if name in ("_to_copy", "copy"):  # to integers it rounds
+            made = kwargs.get("dtype", args[0].dtype) if name == "_to_copy" else args[0].dtype
+            return bool(made is None or made.is_floating_point or not args[-1].is_floating_point())
         if name == "pow":
             return isinstance(args[0], Tensor) and isinstance(args[1], int) and args[1] >= 0
         return name in POLYNOMIAL

@@ -7,7 +7,7 @@ from torch import nn
 
 import polymix
 from polymix import lens
-from polymix.errors import CapabilityError, DataError, OptionError
+from polymix.errors import CapabilityError, DataError, InputError, OptionError
 from polymix.export.arithmetic import check_onnx
 from polymix.polynomials import PolynomialActivation
 from tests.helpers import build
@@ -39,7 +39,7 @@ def test_undo_gives_the_network_back():
     before, weights = model(x).detach(), {key: value.clone() for key, value in model.state_dict().items()}
     report = polymix.polynomialize(model, x)
     assert 0 < report.error < 0.5
-    assert float((model(x) - before).detach().norm() / before.norm()) == pytest.approx(report.error, rel=1e-3)
+    assert float((model(x).detach() - before).norm() / before.norm()) == pytest.approx(report.error, rel=1e-3)
     assert report.undo() is model and torch.equal(model(x), before)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     with pytest.raises(OptionError, match="undone"):
@@ -124,3 +124,97 @@ def test_its_onnx_file_has_sums_and_products_alone(tmp_path):
     polymix.polynomialize(model, x)
     torch.onnx.export(model, (x,), tmp_path / "after.onnx", dynamo=False)
     assert {"Conv", "Gemm", "Mul", "Add"} <= check_onnx(tmp_path / "after.onnx")
+
+
+def normed(layer, channels):
+    """A layer and a batch norm behind it, with statistics that change something."""
+    norm = nn.BatchNorm1d(channels)
+    norm.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+    norm.running_var.fill_(3.0)
+    return nn.Sequential(layer, norm).eval()
+
+
+class Beside(nn.Module):
+    """The output of a layer with its batch norm, and that of the layer beside it."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.layers, self.whole = normed(nn.Conv1d(4, 4, 1), 4), whole
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        return first + (self.layers(x) if self.whole else self.layers[1](first))
+
+
+TWICE = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(("model", "shape"), [
+    (normed(nn.Linear(4, 4), 4), (3, 4, 4)), (normed(nn.Linear(4, 4), 5), (3, 5, 4)),  # tokens are the channels
+    (Beside(True).eval(), (2, 4, 6)), (Beside(False).eval(), (2, 4, 6)),
+    (nn.Sequential(*normed(TWICE, 4), *normed(TWICE, 4)).eval(), (3, 4)),
+    (nn.Sequential(*[nn.Linear(4, 4), normed(TWICE, 4)[1]] * 2).eval(), (3, 4)),
+])  # fmt: skip
+def test_a_norm_whose_layer_is_used_elsewhere_too_changes_nothing(model, shape):
+    """It was folded into the layer all the same: the outputs were others, without a word."""
+    assert polymix.polynomialize(model, torch.randn(shape)).error < 1e-6
+
+
+def test_a_shared_activation_is_replaced_wherever_it_stands():
+    shared = nn.GELU()
+    model, x = nn.Sequential(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared), torch.randn(8, 4)
+    report = polymix.polynomialize(model, x)
+    assert not any(isinstance(part, nn.GELU) for part in model)
+    report.undo()
+    assert model[1] is shared and model[3] is shared
+
+
+def test_undo_gives_the_mode_of_each_layer_back():
+    """A frozen norm inside a model in training stays frozen, and the rest trains on."""
+    model = network().train()
+    model[1].eval()
+    before = {part: part.training for part in model.modules()}
+    polymix.polynomialize(model, torch.randn(4, 1, 8, 8)).undo()
+    assert {part: part.training for part in model.modules()} == before and model.training
+
+
+def test_weights_bring_the_range_of_their_polynomial():
+    one, other, x = network().eval(), network().eval(), torch.randn(32, 1, 8, 8)
+    for model, scale in ((one, 1.0), (other, 5.0)):
+        polymix.polynomialize(model, scale * x)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(x), one(x))
+
+
+@pytest.mark.parametrize("data", [
+    None, 3, [()], torch.zeros(0, 4), [torch.ones(2, 4), torch.zeros(0, 4)], torch.full((2, 4), float("nan")),
+    torch.full((2, 4), 3e38), torch.ones(2, 5), torch.ones(2, 4).double(), torch.ones(2, 4).long(),
+])  # fmt: skip
+def test_data_that_give_no_range_are_refused(data):
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    nn.init.constant_(model[0].weight, 2.0)
+    with pytest.raises((DataError, InputError), match="`data`"):
+        polymix.polynomialize(model, data)
+    assert isinstance(model[1], nn.GELU) and model.training
+
+
+class Rounding(nn.Module):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, x):
+        return self.rule(x)
+
+
+@pytest.mark.parametrize("rule", [lambda x: x * x.long(), lambda x: x.div(2, rounding_mode="floor")])
+def test_numbers_that_are_rounded_are_no_polynomial(rule):
+    with pytest.raises(CapabilityError, match="Rounding"):
+        polymix.polynomialize(Rounding(rule), torch.randn(2, 4))
+
+
+def test_a_compiled_or_a_parallel_model_is_changed_inside():
+    for wrap in (lambda model: torch.compile(model, backend="eager"), nn.DataParallel):
+        model, x = network().eval(), torch.randn(4, 1, 8, 8)
+        before, report = model(x).detach(), polymix.polynomialize(wrap(model), x)
+        assert float((model(x).detach() - before).norm() / before.norm()) == pytest.approx(report.error, rel=1e-3)

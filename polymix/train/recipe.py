@@ -107,6 +107,7 @@ class Recipe(BaseModel):
     names: ClassVar[tuple[str, ...]] = ()  # of data that are installed, which stand for a path
     # Options that fit the data for which they were set: with other data they are as by default, unless set anew.
     fits_source: ClassVar[tuple[str, ...]] = ("layout",)
+    of_default: ClassVar[tuple[str, ...]] = ()  # options that choose the default data: refused with data of one's own
     reading: ClassVar[tuple[str, ...]] = ()  # options of how data are read, which hold for other data too
     times_lengths: ClassVar[bool] = False  # whether `polymix compare` also times mixers over numbers of tokens, unasked
     # The option with the length of a sequence, for models that read sequences token after token.
@@ -248,7 +249,7 @@ class Recipe(BaseModel):
         With another source, what named the training's data or fitted them alone is as by default, unless it is set.
         """
         if any(options.get(name) is not None for name in self.sources):
-            names = (*self.sources, *self.fits_source)
+            names = (*self.sources, *self.fits_source, *self.of_default)
             defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in names}
             options = {**defaults, **options}
         return self.changed(**{"steps": self.steps, "epochs": self.epochs, **options})

@@ -100,6 +100,9 @@ def check_recipe(recipe: Recipe, say: Say = silent) -> Task[Any, Any]:
         if recipe.layout not in task.layouts:
             allowed = ", ".join(task.layouts) or "None: this domain has one layout"
             raise OptionError("layout", repr(recipe.layout), allowed, "Choose one of these.")
+    for name in recipe.of_default if recipe.source is not None else ():
+        if getattr(recipe, name) != type(recipe).model_fields[name].default:
+            raise OptionError(name, f"{getattr(recipe, name)!r} with data", "it without data", "Leave it out.")
     if recipe.init is not None:
         check_weights(Path(recipe.init))
     if recipe.keep == "best" and kind.validation is Task.validation:

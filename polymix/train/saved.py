@@ -183,7 +183,7 @@ class SavedRun:
             "metrics", numbers by name, and what else the task's `details` returns.
         """
         recipe = self.recipe
-        usable = (*recipe.sources, *recipe.fits_source, *recipe.reading, *recipe.after_training)
+        usable = (*recipe.sources, *recipe.fits_source, *recipe.of_default, *recipe.reading, *recipe.after_training)
         changes = self._options(options, usable, data=data, layout=layout)
         changes |= {} if batch is None else {"batch_size": batch, "accumulate": 1}
         if length is not None and self.recipe.sequence_option is None:

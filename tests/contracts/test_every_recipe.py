@@ -9,6 +9,7 @@ import pytest
 from polymix.errors import OptionError
 from polymix.train.recipe import Recipe, table
 from polymix.train.registry import OWN_RECIPES, domain_of, named_recipe, recipe_class, task_class
+from polymix.train.run import check_recipe
 
 
 @pytest.mark.parametrize("domain", OWN_RECIPES)
@@ -32,6 +33,22 @@ def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
     before = kind(data="mine", steps=3).after({"data": "other"})
     assert (before.data, before.source, before.steps) == ("other", "other", 3)
     assert all(getattr(before, name) == defaults[name] for name in kind.fits_source)
+
+
+@pytest.mark.parametrize("domain", OWN_RECIPES)
+def test_a_choice_of_the_default_data_is_refused_with_data_of_ones_own(domain):
+    """It would have no effect, unseen. A trained model may go on to other data nevertheless."""
+    kind, shapes = recipe_class(domain), recipe_class(domain).model_json_schema()["properties"]
+    choices = {name: shapes[name]["enum"] for name, _, _, meaning in table(kind)
+               if name in kind.of_default or ("the default data" in meaning and "enum" in shapes[name])}  # fmt: skip
+    assert set(choices) == set(kind.of_default)
+    for name, values in choices.items():
+        default = kind.model_fields[name].default
+        other = next(value for value in values if value != default)
+        with pytest.raises(OptionError, match="without data") as caught:
+            check_recipe(kind(data="x", **{name: other}))
+        assert caught.value.argument == name
+        assert getattr(kind(**{name: other}).after({"data": "x"}), name) == default
 
 
 @pytest.mark.parametrize("domain", OWN_RECIPES)

@@ -219,12 +219,6 @@ def test_options_that_contradict_are_refused_before_any_work(options, named):
         SegmentTask(SegmentRecipe(**options)).check()
 
 
-def test_a_question_of_the_default_data_is_refused_with_others(tmp_path):
-    task = SegmentTask(SegmentRecipe(data="x", question="which"))
-    with pytest.raises(OptionError, match="`question`"):
-        task.load(tmp_path)
-
-
 def test_pixels_of_a_step_count_alike_in_all_its_slices(tmp_path):
     """Slices with different numbers of ignored pixels: the mean of their weighted losses is that of the whole batch."""
     task = SegmentTask(SegmentRecipe.tiny().changed(accumulate=2))

@@ -56,6 +56,7 @@ def test_a_gap_is_not_observed_and_months_are_a_clock(tmp_path):
     ("date,a\n2026-01-01,1\n2026-01-02,1,2\n", "line 3.*3 cells"),
     ("date,a\n2026-01-01 00:00:00,1\n2026-01-01 00:00:07,1\n2026-01-01 00:00:10,1\n", "no regular clock"),
     ("date,a\n2026-01-01,\n2026-01-02,nan\n", "no number in the column a"),
+    ("date,a\n0001-01-01T00:00+01:00,1\n", "line 2.*is no time"), ("a\n1\n1e300\n", "line 3.*no number below 1e\\+30"),
     ("date,a\n2026-01-01,inf\n", "inf"), ("date,a\n", "no rows"), ("", "empty"), ("date,a,a\n2026-01-01,1,2\n", "two columns"),
 ])  # fmt: skip
 def test_each_mistake_is_a_sentence_with_its_file_and_line(text, said, tmp_path):
@@ -149,3 +150,5 @@ def test_check_names_what_training_would_refuse(tmp_path):
     assert "too short" in line
     (line,) = list_problems(TimeseriesRecipe(), str(tmp_path / "none"))
     assert "does not exist" in line
+    (line,) = list_problems(TimeseriesRecipe(layout="m4"), str(tmp_path / "short.csv"))
+    assert "no folder of M4" in line, "the layout was ignored"

@@ -223,6 +223,13 @@ def test_a_run_measures_draws_and_predicts_a_csv_with_times(tmp_path):
     assert all(
         low <= median <= high for low, median, high in zip(part["low"], part["median"], part["high"], strict=True)
     )
+    numbers = ",".join(map(str, range(40)))
+    (tmp_path / "twice.tsf").write_text(f"@attribute series_name string\n@data\nT:{numbers}\nT:{numbers}\n")
+    years = "".join(f"{year}-01-01,{year % 7}\n" for year in range(9900, 10000))
+    (tmp_path / "far.csv").write_text(f"date,a\n{years}")  # matplotlib draws no date after 9999
+    twice, far = saved.predict([tmp_path / "twice.tsf", tmp_path / "far.csv"], tmp_path / "odd")
+    assert len(twice["forecasts"]) == 2, "a series hid another one of its name"
+    assert far["forecasts"]["far, a"]["times"][0].startswith("10000")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(DataError, match=r"empty\.csv"):
         saved.predict([tmp_path / "empty.csv"], tmp_path / "seen")

@@ -48,7 +48,8 @@ class ClassifyRecipe(Recipe):
     task: ClassVar[str] = "polymix.domains.classify.task:ClassifyTask"
     takes_plan: ClassVar[bool] = True
     times_lengths: ClassVar[bool] = True
-    fits_source: ClassVar[tuple[str, ...]] = ("layout", "default_data")
+    fits_source: ClassVar[tuple[str, ...]] = ("layout",)
+    of_default: ClassVar[tuple[str, ...]] = ("default_data",)
     reading: ClassVar[tuple[str, ...]] = ("broken", "allow_pickle")
     names: ClassVar[tuple[str, ...]] = (FASHION,)
     after_training: ClassVar[tuple[str, ...]] = ("crop", "interpolation")

@@ -111,10 +111,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
         return reading.list_problems(source, self.recipe.layout, self.recipe.allow_pickle)
 
     def load(self, folder: Path) -> ImageData:
-        recipe = self.recipe
-        if recipe.data is not None and recipe.default_data != ClassifyRecipe.model_fields["default_data"].default:
-            raise OptionError("default_data", f"{recipe.default_data!r} with data", "it without data", "Leave it out.")
-        return reading.load(recipe, self.say)
+        return reading.load(self.recipe, self.say)
 
     # The model
 

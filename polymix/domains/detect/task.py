@@ -16,7 +16,6 @@ from polymix.domains.detect.dense import DenseDetector
 from polymix.domains.detect.detr import build_detr, check_padding, detr_loss, inputs
 from polymix.domains.detect.losses import dense_loss
 from polymix.domains.detect.recipe import DetectRecipe
-from polymix.errors import OptionError
 from polymix.numbers import plural
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
@@ -46,8 +45,6 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
 
     def check(self) -> None:
         recipe = self.recipe
-        if not recipe.synthetic and recipe.question != type(recipe).model_fields["question"].default:
-            raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
         with torch.device("meta"):
             model = self._build(2)
         if recipe.host != "dense" and not recipe.synthetic:

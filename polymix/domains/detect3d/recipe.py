@@ -43,6 +43,7 @@ class Detect3dRecipe(ObjectsRecipe):
 
     task: ClassVar[str] = "polymix.domains.detect3d.task:Detect3dTask"
     takes_plan: ClassVar[bool] = True
+    of_default: ClassVar[tuple[str, ...]] = ("question",)
     after_training: ClassVar[tuple[str, ...]] = ("least", "most", "nms", "overlap", "radius")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": (1.6, 1.6, 4.0), "encoder": (8, 8), "heads": 2, "hidden": 8,

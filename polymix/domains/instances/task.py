@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from polymix.domains.instances import nuclei
 from polymix.domains.instances.mask_rcnn import TimmPyramid, build_mask_rcnn
 from polymix.domains.instances.recipe import InstancesRecipe
-from polymix.errors import OptionError
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
@@ -47,8 +46,6 @@ class InstancesTask(DetectorTask[InstancesRecipe, DetectionData]):
         check_mixer(recipe.mixer)
         if recipe.backbone not in LAST_OF_RES4:
             TimmPyramid(recipe)  # which raises what the training would
-        if not recipe.synthetic and recipe.question != type(recipe).model_fields["question"].default:
-            raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
 
     def problems(self, source: str) -> list[str]:
         if not self._has_nuclei(source):

@@ -15,7 +15,7 @@ from polymix.domains.segment.augment import vary
 from polymix.domains.segment.layouts import Pair, check_labels, layout_of, list_pairs
 from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.synthetic import NAME, synthetic
-from polymix.errors import DataError, OptionError
+from polymix.errors import DataError
 from polymix.train.data.pictures import read_picture
 from polymix.train.data.problems import Problems
 from polymix.train.data.scenes import MAX_SIDE
@@ -107,13 +107,6 @@ def load(recipe: SegmentRecipe, folder: Path, say: Callable[[str], None], classe
     problems.settle(say=say)
     name = NAME if recipe.data is None else str(recipe.data)
     return SegmentData(name, names, Crops(Pairs(train), recipe), Pairs(test))
-
-
-def check_question(recipe: SegmentRecipe) -> None:
-    """OptionError for a question about other data than the default. Only a training asks: a trained model may go on
-    to be measured on other data."""
-    if recipe.data is not None and recipe.question != SegmentRecipe.model_fields["question"].default:
-        raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
 
 
 def read(

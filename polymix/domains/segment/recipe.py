@@ -37,7 +37,8 @@ class SegmentRecipe(Recipe):
 
     task: ClassVar[str] = "polymix.domains.segment.task:SegmentTask"
     after_training: ClassVar[tuple[str, ...]] = ("stride",)
-    fits_source: ClassVar[tuple[str, ...]] = ("layout", "question")
+    fits_source: ClassVar[tuple[str, ...]] = ("layout",)
+    of_default: ClassVar[tuple[str, ...]] = ("question",)
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "scenes": 12, "test_scenes": 4, "batch_size": 4, "dim": 16, "depth": 1,

@@ -56,7 +56,6 @@ class SegmentTask(Task[SegmentRecipe, SegmentData]):
         return reading.list_problems(source, self.recipe.layout, self.recipe.classes, self.say)
 
     def load(self, folder: Path) -> SegmentData:
-        reading.check_question(self.recipe)
         return reading.load(self.recipe, folder, self.say)
 
     def build(self, data: SegmentData) -> nn.Module:

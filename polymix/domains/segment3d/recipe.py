@@ -71,6 +71,7 @@ class Segment3dRecipe(Recipe):
     task: ClassVar[str] = "polymix.domains.segment3d.task:Segment3dTask"
     after_training: ClassVar[tuple[str, ...]] = ("piece",)
     takes_plan: ClassVar[bool] = True
+    of_default: ClassVar[tuple[str, ...]] = ("question",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": 1.0, "depths": (1, 1), "channels": (8, 8), "heads": (2, 2),
                  "decoder_depths": (1,), "decoder_channels": (8,), "decoder_heads": (2,), "window": 32, "scans": 4,

@@ -116,13 +116,19 @@ def read(source: str, layout: str | None, problems: Problems) -> list[Series]:
     if source in INSTALLED and not Path(source).exists():
         return read_installed(source)
     path = Path(source)
-    if path.is_dir() and (layout == "m4" or (layout is None and is_m4(path))):
+    if path.is_dir() and layout in (None, "m4") and is_m4(path):
         return read_m4(path, problems)
+    if layout == "m4":
+        allowed = "a folder with Train/*-train.csv and Test/*-test.csv"
+        raise DataError(
+            "data", f"{source}, which is no folder of M4's layout", allowed, "Check the path or the layout."
+        )
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     endings = (".tsf",) if layout == "tsf" else TABLES if layout == "tables" else (*TABLES, ".tsf")
     files = [file for file in files if file.suffix.lower() in endings]
     if not files or not path.exists():
-        got = f"{source}, " + ("which has no such file" if path.exists() else "which does not exist")
+        what = f"with no file {', '.join(endings)}" if path.is_dir() else "which is no such file"
+        got = f"{source}, {what if path.exists() else 'which does not exist'}"
         raise DataError("data", got, f"files {', '.join(endings)}, or a folder of M4's layout", "Check the path.")
     series: list[Series] = []
     for file in files:
@@ -179,8 +185,9 @@ def _cut(
         validation += [(which, start) for start in range(first, second - horizon + 1)]
         test += [(which, start) for start in range(1 if part == "all" else second, length - horizon + 1)]
     if not train:
-        got = f"{source}, whose series of at most {max(len(one.values[0]) for one in prepared):,} steps are too short"
-        allowed = f"more than {3 * horizon} steps: the horizon {horizon} for the training, to choose and for the test"
+        longest = max(len(one.values[0]) for one in prepared)
+        got = f"{source}, whose series of at most {longest:,} steps are too short: more than {3 * horizon} are needed"
+        allowed = f"three horizons and more: the horizon {horizon} for the training, to choose and for the test"
         raise DataError("data", got, allowed, "Pass a smaller horizon or longer series.")
     limit = recipe.windows
     few = [places if limit is None else [places[place] for place in spread(len(places), limit)]

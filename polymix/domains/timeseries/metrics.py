@@ -109,7 +109,7 @@ def predict(
     rows = []
     for file, name in zip(files, output_names(files), strict=True):
         problems = Problems()
-        series = read(str(file), recipe.layout, problems)
+        series = read(str(file), None, problems)  # the layout was of the training's data
         problems.settle()
         windows = to_forecast(recipe, series, data.variables)
         window = windows.batch(range(len(windows)))
@@ -125,6 +125,7 @@ def predict(
                 )
                 past = past.where(window.observed[row, place, : recipe.context], torch.tensor(float("nan")).double())
                 title = f"{one.series.name}, {variable}"
+                title += f" ({row + 1})" if title in answers else ""  # as names of a .tsf file may come twice
                 answers[title] = {
                     "median": middle(back).tolist(),
                     "low": back[:, 0].tolist(),

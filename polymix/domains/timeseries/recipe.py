@@ -39,6 +39,7 @@ class TimeseriesRecipe(Recipe):
     names: ClassVar[tuple[str, ...]] = ("electricity", "weather")
     sequence_option: ClassVar[str | None] = None
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "season", "targets")
+    of_default: ClassVar[tuple[str, ...]] = ("synthetic",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "context": 32, "horizon": 12, "patch": 8, "dim": 16,
                  "depth": 1, "windows": 16, "synthetic_series": 16, "dropout": 0.0},

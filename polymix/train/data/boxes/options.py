@@ -37,7 +37,8 @@ class PicturesRecipe(ObjectsRecipe):
     """What detection and instance segmentation share: their data."""
 
     sources: ClassVar[tuple[str, ...]] = ("data", "annotations")
-    fits_source: ClassVar[tuple[str, ...]] = ("layout", "images", "question")
+    fits_source: ClassVar[tuple[str, ...]] = ("layout", "images")
+    of_default: ClassVar[tuple[str, ...]] = ("question",)
     reading: ClassVar[tuple[str, ...]] = ("broken",)
 
     annotations: Place | None = Field(

@@ -10,7 +10,7 @@ import numpy
 
 from polymix.files import regular
 from polymix.train.data.problems import Problems
-from polymix.train.data.series.tables import MISSING
+from polymix.train.data.series.tables import LARGEST, MISSING
 from polymix.train.data.series.times import Array, Series
 from polymix.train.data.texts import read_text
 
@@ -106,5 +106,5 @@ def _numbers(text: str) -> Array | None:
         values = numpy.array([numpy.nan if cell.lower() in MISSING else float(cell) for cell in cells], numpy.float64)
     except ValueError:
         return None
-    values[~(numpy.abs(values) < 1e30)] = numpy.nan
+    values[~(numpy.abs(values) < LARGEST)] = numpy.nan
     return values

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polymix.train.data.drawing import save_figure
 
+YEARS = (1000, 9000)  # drawn as dates: matplotlib knows 1 to 9999, and adds margins
 PASTS = 3  # horizons of the past that a panel shows
 
 
@@ -27,7 +28,7 @@ def draw_forecasts(path: Path, panels: Sequence[tuple[str, Tensor, Tensor, Any]]
     for axes, (title, seen, output, times) in zip(
         figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
     ):
-        steps = list(range(-context, horizon)) if times is None else times.tolist()
+        steps = list(range(-context, horizon)) if times is None or not _drawable(times) else times.tolist()
         past, future = steps[first : len(seen)], steps[context : context + horizon]
         if output.shape[-1] > 1:
             axes.fill_between(future, output[:, 0].tolist(), output[:, -1].tolist(), alpha=0.3, color="#00a0b0",
@@ -38,3 +39,8 @@ def draw_forecasts(path: Path, panels: Sequence[tuple[str, Tensor, Tensor, Any]]
         axes.tick_params(labelsize=7)
     figure.axes[0].legend(fontsize=7, frameon=False, loc="upper left", labelcolor="#757575")
     save_figure(path, figure)
+
+
+def _drawable(times: Any) -> bool:
+    years = times.astype("datetime64[Y]").astype(int) + 1970
+    return bool(YEARS[0] <= years.min() and years.max() <= YEARS[1])

@@ -23,6 +23,7 @@ TIMES = ("date", "time", "timestamp", "datetime", "ds", "utc", "date_time", "tim
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?", "-"))
 DELIMITERS = ",;\t|"
 MAX_PROBLEMS = 20  # of one file
+LARGEST = 1e30  # of a number: float32 has no squares of larger ones
 # ETT: 12, 4 and 4 months of 30 days, the rest unused (Zhou et al. 2021, data_loader.py).
 ETT_MONTHS = (12, 16, 20)
 M4_SEASONS = {"Hourly": 24, "Daily": 1, "Weekly": 1, "Monthly": 12, "Quarterly": 4, "Yearly": 1}  # M4's own
@@ -81,7 +82,7 @@ def _csv(path: Path, problems: Problems) -> Series | None:
             number = _number(cell, delimiter)
             if number is None:
                 if len(problems) - before < MAX_PROBLEMS:
-                    what = f"{shown(cell)} in the column {names[column]} is no number"
+                    what = f"{shown(cell)} in the column {names[column]} is no number below {LARGEST:g} in size"
                     problems.add(path, f"line {line + first}", what)
                 number = numpy.nan
             values[line, place] = number
@@ -99,7 +100,7 @@ def _number(cell: str, delimiter: str) -> float | None:
         value = float(cell.replace(",", ".") if delimiter != "," else cell)
     except ValueError:
         return None
-    return value if abs(value) < 1e30 else None  # beyond, float32's squares overflow
+    return value if abs(value) < LARGEST else None
 
 
 def _time_column(names: Sequence[str], columns: Sequence[Sequence[str]]) -> int | None:
@@ -134,7 +135,7 @@ def _parquet(path: Path, problems: Problems) -> Series | None:
             problems.add(path, "", f"the column {field.name} has {field.type}, and neither numbers nor times")
             return None
     values = numpy.stack(list(columns.values()), 1) if columns else numpy.zeros((0, 0))
-    values[~(numpy.abs(values) < 1e30)] = numpy.nan
+    values[~(numpy.abs(values) < LARGEST)] = numpy.nan
     return _series(path, list(columns), values, times, problems, 1)
 
 

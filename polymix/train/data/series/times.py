@@ -82,9 +82,9 @@ def parse_time(text: str) -> datetime | None:
     text = text.replace("/", "-") if text[4:5] == "/" else text
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        return time if time.tzinfo is None else time.astimezone(timezone.utc).replace(tzinfo=None)
+    except (ValueError, OverflowError):  # the latter where UTC is before the year 1, or after 9999
         return None
-    return time if time.tzinfo is None else time.astimezone(timezone.utc).replace(tzinfo=None)
 
 
 def on_clock(
