@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polymix.convert.replacement import Replacement
 from polymix.errors import CapabilityError, DataError, OptionError, check_int
 from polymix.lens import DegreeResult
 from polymix.lens import degree as measured_degree
@@ -93,8 +93,7 @@ class ChannelAffine(nn.Module):
         return x * self.weight.view(shape) + self.bias.view(shape)
 
 
-@dataclass
-class PolynomialReport:
+class PolynomialReport(Replacement):
     """What `polymix.polynomialize` did. Printing it shows a table.
 
     Attributes:
@@ -103,22 +102,40 @@ class PolynomialReport:
         folded: the batch norms, by name, and what each became.
         error: ‖new − old‖ / ‖old‖ of the model's output on the first batch.
         undone: whether `undo` was called.
+        accuracy, metric, kept: what `polymix.distill` measured, by stage.
     """
 
-    model: nn.Module
-    activations: dict[str, tuple[str, float, float, float]] = field(default_factory=dict)
-    folded: dict[str, str] = field(default_factory=dict)
-    error: float = 0.0
-    undone: bool = False
-    _places: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list, repr=False)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.model, self.undone, self.error = model, False, 0.0
+        self.activations: dict[str, tuple[str, float, float, float]] = {}
+        self.folded: dict[str, str] = {}
+        self._places: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
 
     def undo(self) -> nn.Module:
-        """Put the layers back as they were, and return the model."""
+        """Put the layers back as they were, with the weights that they had before a distillation; return the model."""
         if self.undone:
             raise OptionError("report", "one that was undone already", "one whose polynomials are in place", "")
-        for parent, key, old in reversed(self._places):
+        return self._withdraw()
+
+    def _put(self, parent: nn.Module, key: str, new: nn.Module) -> None:
+        old = parent.get_submodule(key)
+        self._before[f"{len(self._places)}.{key}"] = old
+        self._places.append((parent, key, old, new))
+        setattr(parent, key, new)
+
+    def _withdraw(self) -> nn.Module:
+        for parent, key, old, _ in self._places:
             setattr(parent, key, old)
+        self._exchange()
         self.undone = True
+        return self.model
+
+    def _install(self) -> nn.Module:
+        self._exchange()
+        for parent, key, _, new in self._places:
+            setattr(parent, key, new)
+        self.undone = False
         return self.model
 
     def degree(self, x: Tensor, max_degree: int = 32) -> DegreeResult:
@@ -129,8 +146,9 @@ class PolynomialReport:
         rows = [("layer", "was", "range", "largest error")]
         rows += [(name, was, f"{significant(low, 3)} … {significant(high, 3)}", significant(error, 2))
                  for name, (was, low, high, error) in self.activations.items()]  # fmt: skip
+        newline = "\n"
         norms = "".join(f"\n{name}: {how}" for name, how in self.folded.items())
-        return f"{aligned(rows)}{norms}\nrelative error of the output: {significant(self.error, 2)}"
+        return f"{newline.join(aligned(rows))}{norms}\nrelative error of the output: {significant(self.error, 2)}"
 
 
 def polynomialize(
@@ -236,10 +254,8 @@ def _replace(
     for parent in list(model.modules()):
         for key, child in list(parent.named_children()):
             if child in new:
-                report._places.append((parent, key, child))
                 reference = next(child.parameters(), None)
-                place = new[child] if reference is None else new[child].to(reference)
-                setattr(parent, key, place)
+                report._put(parent, key, new[child] if reference is None else new[child].to(reference))
 
 
 def _fold(name: str, layers: nn.Sequential, new: dict[nn.Module, nn.Module], report: PolynomialReport) -> None:
