@@ -13,8 +13,11 @@ def polynomial_degrees() -> str:
     """Each host's accuracy, and its polynomial's as fitted and as distilled, by the degree of its activations."""
     content = load("polynomial-degrees.json")
     rows = content["rows"]
-    lines = [(HOSTS[row["host"]], row["degree"], f"{row['error']:.2g}",
-              *(f"{100 * row[stage]:.1f}%" for stage in ("before", "fitted", "distilled"))) for row in rows]  # fmt: skip
+    stages = ("before", "fitted", "distilled")
+    lines = [
+        (HOSTS[row["host"]], row["degree"], f"{row['error']:.2g}", *(f"{100 * row[stage]:.1f}%" for stage in stages))
+        for row in rows
+    ]
     train, test = content["settings"]["images"]
     distilling = content["settings"]["distilling"]
     setting = (
