@@ -34,6 +34,7 @@ from _tables import (  # noqa: E402
     options,
     overview,
     parallel,
+    polynomials,
     pretrained,
     results,
     scaling,
@@ -48,7 +49,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **overview.TABLES, **options.TABLES,
     **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
     **search.TABLES, **gpu.TABLES, **language.TABLES, **scaling.TABLES, **parallel.TABLES, **busy.TABLES,
-    **statements.TABLES,
+    **statements.TABLES, **polynomials.TABLES,
 }  # fmt: skip
 
 

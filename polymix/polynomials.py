@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polymix.convert.replacement import Replacement
 from polymix.errors import (
     CapabilityError,
     DataError,
@@ -118,8 +118,7 @@ class ChannelAffine(nn.Module):
         return x * self.weight.view(shape) + self.bias.view(shape)
 
 
-@dataclass
-class PolynomialReport:
+class PolynomialReport(Replacement):
     """What `polymix.polynomialize` did. Printing it shows a table.
 
     Attributes:
@@ -128,25 +127,47 @@ class PolynomialReport:
         folded: the batch norms, by name, and what each became.
         error: ‖new − old‖ / ‖old‖ of the model's output on the first batch.
         undone: whether `undo` was called.
+        accuracy, metric, kept: what `polymix.distill` measured, by stage.
     """
 
-    model: nn.Module
-    activations: dict[str, tuple[str, float, float, float]] = field(default_factory=dict)
-    folded: dict[str, str] = field(default_factory=dict)
-    error: float = 0.0
-    undone: bool = False
-    _places: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list, repr=False)
-    _training: dict[nn.Module, bool] = field(default_factory=dict, repr=False)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.model, self.undone, self.error = model, False, 0.0
+        self.activations: dict[str, tuple[str, float, float, float]] = {}
+        self.folded: dict[str, str] = {}
+        self._places: list[tuple[nn.Module, str, nn.Module, nn.Module]] = []
+        self._training: dict[nn.Module, bool] = {}
 
     def undo(self) -> nn.Module:
-        """Put the layers back as they were, each in training mode or not as before, and return the model."""
+        """Put the layers back as they were, with the weights that they had before a distillation; return the model.
+
+        Each layer is in training mode or not, as before.
+        """
         if self.undone:
             raise OptionError("report", "one that was undone already", "one whose polynomials are in place", "")
-        for parent, key, old in reversed(self._places):
-            setattr(parent, key, old)
+        self._withdraw()
         for part, mode in self._training.items():
             part.training = mode
+        return self.model
+
+    def _put(self, parent: nn.Module, key: str, new: nn.Module) -> None:
+        old = parent.get_submodule(key)
+        self._before[f"{len(self._places)}.{key}"] = old
+        self._places.append((parent, key, old, new))
+        setattr(parent, key, new)
+
+    def _withdraw(self) -> nn.Module:
+        for parent, key, old, _ in self._places:
+            setattr(parent, key, old)
+        self._exchange()
         self.undone = True
+        return self.model
+
+    def _install(self) -> nn.Module:
+        self._exchange()
+        for parent, key, _, new in self._places:
+            setattr(parent, key, new)
+        self.undone = False
         return self.model
 
     def degree(self, x: Tensor, max_degree: int = 32) -> DegreeResult:
@@ -157,8 +178,9 @@ class PolynomialReport:
         rows = [("layer", "was", "range", "largest error")]
         rows += [(name, was, f"{significant(low, 3)} … {significant(high, 3)}", significant(error, 2))
                  for name, (was, low, high, error) in self.activations.items()]  # fmt: skip
+        newline = "\n"
         norms = "".join(f"\n{name}: {how}" for name, how in self.folded.items())
-        return f"{aligned(rows)}{norms}\nrelative error of the output: {significant(self.error, 2)}"
+        return f"{newline.join(aligned(rows))}{norms}\nrelative error of the output: {significant(self.error, 2)}"
 
 
 def polynomialize(
@@ -186,7 +208,8 @@ def polynomialize(
     batches = _batches(data)
     if isinstance(model, (*ACTIVATIONS, *BATCH_NORMS)):
         raise OptionError("model", type(model).__name__, "a network that has layers", "Wrap it in nn.Sequential.")
-    report = PolynomialReport(model, _training={part: part.training for part in model.modules()})
+    report = PolynomialReport(model)
+    report._training = {part: part.training for part in model.modules()}
     model.eval()
     inner = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs know of no hooks
     try:
@@ -298,10 +321,8 @@ def _replace(model: nn.Module, report: PolynomialReport, seen: _Seen, degree: in
     for parent in list(model.modules()):
         for key, child in list(_children(parent)):
             if child in new:
-                report._places.append((parent, key, child))
                 reference = next(child.parameters(), None)
-                place = new[child] if reference is None else new[child].to(reference)
-                setattr(parent, key, place)
+                report._put(parent, key, new[child] if reference is None else new[child].to(reference))
 
 
 def _fold(name: str, layers: nn.Module, new: dict[nn.Module, nn.Module], report: PolynomialReport, seen: _Seen) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 import polymix
 from polymix import lens
 from polymix.errors import CapabilityError, DataError, InputError, OptionError
+from polymix.export import export
 from polymix.export.arithmetic import check_onnx
 from polymix.polynomials import PolynomialActivation
 from tests.helpers import build
@@ -114,16 +115,69 @@ def test_bad_arguments(options, error):
         polymix.polynomialize(**{"model": network(), "data": torch.randn(4, 1, 8, 8), **options})
 
 
-@pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
-def test_its_onnx_file_has_sums_and_products_alone(tmp_path):
-    pytest.importorskip("onnx")
-    model, x = network().eval(), torch.randn(4, 1, 8, 8)
-    torch.onnx.export(model, (x,), tmp_path / "before.onnx", dynamo=False)
-    with pytest.raises(CapabilityError, match=r"type (Gelu|Erf)"):
-        check_onnx(tmp_path / "before.onnx")
+class Normed(nn.Module):
+    """As a host writes it: the norm inside, the tokens transposed around it."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+def token_host(config):
+    """A transformer with batch norms where others have layer norms."""
+    torch.manual_seed(0)
+    block = polymix.MixerBlock(4, config, norm=None)
+    block.norm1, block.norm2 = Normed(4), Normed(4)
+    model = nn.Sequential(nn.Linear(3, 4), block, nn.Flatten(), nn.Linear(24, 3))
+    model(torch.randn(64, 6, 3))
+    return model.eval()
+
+
+def test_distilling_brings_back_what_a_low_degree_lost_and_undo_brings_back_every_weight():
+    """All layers learn from the network that was; those that both have in common are restored by undo."""
+    model, x = network().eval(), torch.randn(256, 1, 8, 8)
+    before, weights = model(x).detach(), {key: value.clone() for key, value in model.state_dict().items()}
+    data = list(zip(x.split(16), before.argmax(-1).split(16), strict=True))
+    report = polymix.polynomialize(model, x, degree=2, learned=True)
+    fit = float((model(x) - before).detach().norm())
+    done = polymix.distill(report, data, epochs=6, labels=0, learning_rate=3e-3, rest_rate=1.0)
+    assert float((model(x) - before).detach().norm()) < 0.7 * fit
+    assert done.imitation == () and len(done.fine_tuning) == 6 and report.kept == "distilled"
+    assert report.degree(x[:1]).degree == 4  # it is as much of a polynomial as it was
+    assert report.undo() is model and torch.equal(model(x), before)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    with pytest.raises(OptionError, match=r"`report`.*undone"):
+        polymix.distill(report, data)
+
+
+def test_options_for_mixers_are_refused_for_a_polynomial():
+    x = torch.randn(16, 1, 8, 8)
+    report = polymix.polynomialize(network(), x)
+    for option in ({"imitate_epochs": 2}, {"lora": 1}, {"progressive": 1}, {"blocks": 0.1}, {"piece": 4}):
+        with pytest.raises(OptionError, match=f"`{next(iter(option))}`.*without new mixers"):
+            polymix.distill(report, [x], **option)
+
+
+@pytest.mark.parametrize(("host", "x"), [
+    (network, torch.randn(4, 1, 8, 8)),
+    (lambda: token_host(polymix.PadreConfig(kernel_size=3, degree=2)), torch.randn(4, 6, 3)),
+    (lambda: token_host(polymix.PolyNlConfig()), torch.randn(4, 6, 3)),
+])  # fmt: skip
+def test_its_onnx_file_has_sums_and_products_alone_and_its_numbers(tmp_path, host, x):
+    """`export` runs the file by onnxruntime, at three sizes of batch; the network itself is refused."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    model = host().eval()
+    export(model, x, tmp_path / "before")
+    with pytest.raises(CapabilityError, match=r"of type (BatchNormalization|Gelu|Erf)"):
+        check_onnx(tmp_path / "before" / "onnx" / "model.onnx")
     polymix.polynomialize(model, x)
-    torch.onnx.export(model, (x,), tmp_path / "after.onnx", dynamo=False)
-    assert {"Conv", "Gemm", "Mul", "Add"} <= check_onnx(tmp_path / "after.onnx")
+    files = export(model, x, tmp_path / "after")["files"]
+    assert len(files) == 3 and all(0 <= entry["error"] < 1e-5 for entry in files)
+    assert {"Gemm", "Mul", "Add"} <= check_onnx(tmp_path / "after" / "onnx" / "model.onnx")
 
 
 def normed(layer, channels):

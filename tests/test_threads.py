@@ -63,7 +63,9 @@ def test_one_warning_on_a_busy_machine_and_only_where_threads_were_not_chosen(ma
     machine(cores=2, affinity=2, load=3.2)
     assert thread_count(None) == 2
     said = capsys.readouterr().err
-    assert said.startswith("polymix: The machine is busy: 3.2 programs run or wait for 2 cores.") and "--threads 1" in said
+    assert (
+        said.startswith("polymix: The machine is busy: 3.2 programs run or wait for 2 cores.") and "--threads 1" in said
+    )
     assert said.count("\n") == 1
     assert thread_count(2) == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
 from polymix.convert.context import Extension
 from polymix.convert.drops import DROPS
 from polymix.convert.positions import MEANING
+from polymix.convert.replacement import Replacement
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
-from polymix.numbers import DASH, aligned, arrow, between, metric, plural, spanned
+from polymix.numbers import DASH, aligned, arrow, between, plural, spanned
 
 
 @dataclass(frozen=True)
@@ -106,41 +105,28 @@ def attention_flops(attention: AttentionSpec, tokens: int) -> int:
     return 2 * tokens * products + 4 * tokens * (attention.span or tokens) * attention.dim
 
 
-def unit_of(kind: str) -> str:
-    """The unit of what a conversion's results measure: of accuracy, perplexity and relative error one is a share."""
-    return "%" if kind == "accuracy" else ""
-
-
-class ConversionReport:
+class ConversionReport(Replacement):
     """What `polymix.convert` did. Printing it shows a table.
 
     model: the converted model. layers: a LayerReport for each layer. parameters: of the whole model, before and after.
-    left_out: attention that was not converted: no adapter, or refused. refusals: why, by class. accuracy: results by
-    stage, such as "before", "converted" and "distilled"; `polymix.distill` fills them in. metric: what these measure.
-    kept: the stage whose weights the model has; None: the last one. schedule: after how many steps of fine-tuning each
-    layer got its mixer, where `polymix.distill` replaced them one by one. context: what let the
-    model take more tokens.
+    left_out: attention that was not converted: no adapter, or refused. refusals: why, by class. accuracy, metric, kept,
+    schedule: what `polymix.distill` did, as in `Replacement`. context: what let the model take more tokens.
     """
 
     def __init__(
         self, model: nn.Module, adapters: Mapping[str, Adapter], layers: tuple[LayerReport, ...],
         left_out: tuple[str, ...], refusals: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(model)
         self.layers, self.left_out, self.refusals = layers, left_out, dict(refusals or {})
-        self.accuracy: dict[str, float] = {}
-        self.metric = "accuracy"
-        self.kept: str | None = None
-        self.schedule: dict[str, int] = {}
-        self.untrained: dict[str, Tensor] | None = None  # weights before a distillation that has not ended
         self.context: Extension | None = None
-        self._host, self._after = model, dict(adapters)
+        self._after = dict(adapters)
         self._before = {name: model.get_submodule(name) for name in adapters}
         layers_of_both = (*self._before.values(), *self._after.values())
         self._modes = {part: part.training for layer in layers_of_both for part in layer.modules()}
         self.model = adapters.get("", model)
         self._settings: list[tuple[Any, str, Any]] = []  # of the host, as they were
         self._hooks: list[RemovableHandle] = []
-        self._weights: dict[str, Tensor] | None = None
         self.undone = True
         before = parameters(model)
         self.redo()
@@ -149,7 +135,7 @@ class ConversionReport:
     @property
     def attentions(self) -> dict[str, nn.Module]:
         """The attention layers that were replaced, by name."""
-        return dict(self._before)
+        return self.originals
 
     @property
     def adapters(self) -> dict[str, Adapter]:
@@ -202,15 +188,6 @@ class ConversionReport:
         self.undone = False
         return self.model
 
-    @contextmanager
-    def former(self) -> Iterator[nn.Module]:
-        """Context manager: the model with its attention back. The mixers return afterwards. It takes as many tokens."""
-        host = self._withdraw()
-        try:
-            yield host
-        finally:
-            self._install()
-
     @property
     def taken_out(self) -> tuple[str, ...]:
         """The parts of the host, by their attributes, that it runs without while the mixers are in it."""
@@ -237,37 +214,6 @@ class ConversionReport:
                     part.training = self._modes.get(part, training)
             _place(self._host, name, module)
 
-    def remember(self) -> None:
-        """Keep a copy of the original model's weights before they are trained, for `undo`."""
-        if self._weights is None and not self.undone:
-            self._withdraw()
-            self._weights = {name: value.detach().to("cpu", copy=True) for name, value in self._tensors()}
-            self._install()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        """Exchange the weights in the original model for the copy. Buffers whose shape has changed are left alone."""
-        if self._weights is not None:
-            weights, self._weights = self._weights, {}
-            for name, value in self._tensors():
-                self._weights[name] = value.detach().to("cpu", copy=True)
-                if name in weights and weights[name].shape == value.shape:
-                    value.copy_(weights[name])
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._host.named_parameters()
-        yield from self._host.named_buffers()
-
-    @property
-    def result(self) -> float | None:
-        """The result of the weights that the model has; None where it was not measured."""
-        stages = [name for name in self.accuracy if name != "before"]
-        return self.accuracy.get(self.kept or (stages[-1] if stages else ""))
-
-    def written(self, value: float) -> str:
-        """A result as tables and sentences have it."""
-        return metric(value, unit_of(self.metric))
-
     @property
     def worse(self) -> str | None:
         """A sentence where the model is worse than the original by more than a hundredth; None where it is not."""
@@ -277,16 +223,6 @@ class ConversionReport:
         worse = after < before - 0.01 if kind == "accuracy" else not after <= 1.01 * before
         text = f"The converted model is worse than the original: its {kind} is {self.written(after)}, not "
         return f"{text}{self.written(before)}." if worse else None
-
-    @property
-    def unimproved(self) -> str | None:
-        """A sentence where training was no gain, so that the model is as the conversion left it; else None."""
-        if self.kept != "converted":
-            return None
-        return (
-            "WARNING: training made the converted model no better, so its weights are those of the conversion. Train "
-            "for more epochs or on more data, or at another learning rate."
-        )
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -278,7 +278,7 @@ def undone():
 @pytest.mark.parametrize(("options", "match"), [
     ({"report": "nothing"}, "`report`: .*got str"),
     ({"report": undone}, "`report`.*undone"),
-    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*converted nothing"),
+    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*replaced nothing"),
     ({"epochs": -1}, "`epochs`"), ({"imitate_epochs": 1.5}, "`imitate_epochs`"), ({"seed": -1}, "`seed`"),
     ({"labels": -1.0}, "`labels`"), ({"teacher": float("nan")}, "`teacher`"), ({"temperature": 0}, "`temperature`"),
     ({"imitate_lr": 0.0}, "`imitate_lr`"), ({"learning_rate": float("inf")}, "`learning_rate`"),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from polymix.convert import ConversionReport
+from polymix.convert.replacement import Replacement
 from polymix.convert.tracing import mode
 from polymix.devices import processes
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
@@ -67,7 +68,7 @@ LEARNING_RATE, REST_RATE = 5e-4, 0.1  # of fine-tuning: of the mixers; of weight
 
 
 def distill(
-    report: ConversionReport,
+    report: Replacement,
     data: Any,
     *,
     val: Any = None,
@@ -97,21 +98,21 @@ def distill(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Distillation:
-    """Train a converted model, in place, to do what it did before.
+    """Train a converted model, or a polynomial that was a network, in place, to do what it did before.
 
     Stage 1: each mixer learns to reproduce its attention's output on the original model's activations. All layers
     learn in one pass, and nothing else is trained. Stage 2: the whole model, except what has requires_grad=False, is
     fine-tuned on labels and on the logits of the original model. Afterwards `report.undo()` still restores the
-    attention and every weight that stage 2 changed.
+    attention and every weight that stage 2 changed. A polynomial has no mixers to learn in stage 1: it is fine-tuned.
 
     Args:
-        report: from `polymix.convert`, not undone.
+        report: from `polymix.convert` or `polymix.polynomialize`, not undone.
         data: a DataLoader with a length, or a list of batches: (inputs, labels), dicts of keyword arguments with
             `labels`, or inputs alone (teacher only). "self": texts that the original model, a causal or a masked
             language model, draws itself; "random": random tokens; or `Samples`, which has options for both.
         val: batches with labels. report.accuracy gets the accuracy before and after conversion and after each stage.
         metric: `accuracy`, or another measure: `perplexity` for language models, or a function like them.
-        imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
+        imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out. A polynomial has stage 2 alone.
         labels, teacher: weights of the two losses of stage 2. The teacher's is taken at `temperature`.
         loss: "logits" for classifiers and language models: cross-entropy and Kullback-Leibler divergence; "squares" for
             outputs that are no logits, such as a generator's predictions: mean squares, without a temperature;
@@ -120,7 +121,7 @@ def distill(
             compares the features with the original model's.
         imitate_lr, learning_rate, weight_decay: of AdamW, with a linear warm-up over a tenth of the steps, at least 20
             or half of fewer than 40, then a cosine decay, and gradients clipped at 1. learning_rate is the mixers'.
-        rest_rate: share of learning_rate for all but the mixers, which were trained before.
+        rest_rate: share of learning_rate for all but the mixers, trained before: of a polynomial, all.
         forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
         out: folder for a checkpoint after every epoch. resume: continue from it, to the same result.
         device: the kind of device. devices: how many; so many processes are forked, each of which takes every
@@ -174,6 +175,15 @@ def distill(
             got = f"{option} with {'teacher=0' if epochs else 'epochs=0'}"
             raise OptionError(name, got, "fine-tuning beside the original model", f"Leave {name} out.")
     _check_report(report)
+    if not isinstance(report, ConversionReport):
+        for name, option in (
+            ("imitate_epochs", imitate_epochs if imitate_epochs > 1 else None), ("lora", lora), ("piece", piece),
+            ("progressive", progressive), ("blocks", blocks or None),
+        ):  # fmt: skip
+            if option is not None:
+                got = f"{option} for a model without new mixers"
+                raise OptionError(name, got, "none, as it is for mixers", f"Leave {name} out.")
+        imitate_epochs = 0
     if isinstance(data, str):
         check_choice("data", data, KINDS)
         data = Samples(kind=data)
@@ -228,7 +238,7 @@ def distill(
             report.model.load_state_dict(report.untrained)
         note("converted")
         imitated: tuple[float, ...] = ()
-        if imitate_epochs:
+        if imitate_epochs and isinstance(report, ConversionReport):
             recipe = fit.recipe(data, imitate_epochs, imitate_lr, weight_decay, seed, keep)
             with report.former() as host:
                 imitated = imitate(report, host, fit, data, held, recipe, forward, imitate_epochs)
@@ -256,7 +266,7 @@ def distill(
     return Distillation(imitated, tuned, dict(report.accuracy), report.kept, guard.losses)
 
 
-def _drawn(report: ConversionReport, samples: Samples, fit: Fit, seed: int) -> list[dict[str, torch.Tensor]]:
+def _drawn(report: Replacement, samples: Samples, fit: Fit, seed: int) -> list[dict[str, torch.Tensor]]:
     """Batches that the original model draws. They are kept beside the checkpoints."""
     listener = fit.listener
     with report.former() as host:
@@ -274,13 +284,11 @@ def _say_kept(stage: Stage, say: Callable[[str], None]) -> None:
 
 
 def _check_report(report: Any) -> None:
-    if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
-        got = (
-            type(report).__name__
-            if not isinstance(report, ConversionReport)
-            else "a report that was undone, or that converted nothing"
-        )
-        raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
+    if not isinstance(report, Replacement) or report.undone or not report.originals:
+        ours = isinstance(report, Replacement)
+        got = "a report that was undone, or that replaced nothing" if ours else type(report).__name__
+        allowed = "what polymix.convert or polymix.polynomialize returned"
+        raise OptionError("report", got, allowed, "Convert the model first.")
 
 
 @torch.no_grad()
@@ -297,7 +305,7 @@ def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher:
 
 
 def _measure(
-    report: ConversionReport, val: Any, forward: Forward, metric: Measure, device: str, say: Callable[[str], None],
+    report: Replacement, val: Any, forward: Forward, metric: Measure, device: str, say: Callable[[str], None],
     name: str, model: nn.Module,
 ) -> None:  # fmt: skip
     if val is not None:
@@ -332,11 +340,11 @@ def imitate(
 
 
 @contextmanager
-def _at_home(report: ConversionReport) -> Iterator[None]:
+def _at_home(report: Replacement) -> Iterator[None]:
     """Bring model and attention back to the model's device afterwards: a trainer may leave them elsewhere."""
     home = next(report.model.parameters()).device
     try:
         yield
     finally:
-        for part in (report.model, *report.attentions.values()):
+        for part in (report.model, *report.originals.values()):
             part.to(home)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from polymix.convert import ConversionReport
+from polymix.convert.replacement import Replacement
 from polymix.convert.tracing import mode
 from polymix.errors import DataError
 from polymix.train.data.sampling import number
@@ -168,7 +168,7 @@ class Guard:
         losses: on what was held back, by stage. stage: the best. last: the one that came last.
     """
 
-    def __init__(self, report: ConversionReport, metric: Measure, held: HeldBack | None, device: str) -> None:
+    def __init__(self, report: Replacement, metric: Measure, held: HeldBack | None, device: str) -> None:
         self.report, self.metric, self.held, self.device = report, metric, held, device
         self.stage, self.last, self.losses = "", "", dict[str, float]()
         self.weights = dict[str, Any]()

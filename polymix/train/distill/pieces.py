@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from polymix.convert import ConversionReport
 from polymix.convert.adapters.libraries import load_library
+from polymix.convert.replacement import Replacement
 from polymix.errors import CapabilityError, DataError, OptionError
 from polymix.train.distill.batches import Forward, foretells, logits_of
 from polymix.train.task import IGNORED
 
 
-def check_pieces(report: ConversionReport, batch: Any, piece: int, loss: str) -> None:
+def check_pieces(report: Replacement, batch: Any, piece: int, loss: str) -> None:
     """Raise an error unless the converted model carries a state from piece to piece."""
     name = type(report.model).__name__
     if not foretells(report.model, batch) or not isinstance(batch.get("input_ids"), Tensor):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polymix
-from polymix.convert.report import unit_of
+from polymix.convert.replacement import unit_of
 from polymix.convert.trained import is_plan_file
 from polymix.extras import URL
 from polymix.files import write_whole
