@@ -16,16 +16,18 @@ ONNX = frozenset(_NODE_TYPES.split())
 
 
 def check_onnx(path: str | Path) -> frozenset[str]:
-    """The kinds of nodes of an ONNX file, which must be sums, products and moves.
+    """The kinds of nodes of an ONNX file, which must be sums, products and moves. A constant may divide.
 
     Raises:
         CapabilityError: another node, which the error names.
     """
     with needs("export"):
         import onnx
-    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    graph = onnx.load(str(path), load_external_data=False).graph
+    nodes, constants = graph.node, {value.name for value in graph.initializer}
     for node in nodes:
-        if node.op_type not in ONNX:
+        factor = node.op_type == "Div" and node.input[1] in constants
+        if node.op_type not in ONNX and not factor:
             got = f"{node.name or 'a node'} of type {node.op_type}"
             raise CapabilityError("path", got, "additions and multiplications alone", "")
     return frozenset(node.op_type for node in nodes)
