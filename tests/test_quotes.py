@@ -25,7 +25,7 @@ OURS: dict[str, set[float]] = {
     "docs/convert/timm.md": {224, 1000},  # pixels and classes
     "docs/convert/torchvision.md": {0.72},  # counted
     "docs/domains/detect.md": {800, 1333},  # pixels
-    "docs/domains/faces.md": {16, 21, 406, 640},  # our settings, and minutes
+    "docs/domains/faces.md": {16, 406, 640},  # our settings
     "docs/domains/handwriting.md": {16},  # lines
     "docs/domains/instances.md": {16, 26, 800},  # torchvision's reference
     "docs/domains/satellite.md": {1.657},  # counted

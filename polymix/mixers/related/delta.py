@@ -38,7 +38,10 @@ class DeltaState(NamedTuple):
 
 
 class DeltaMixer(HeadsMixer):
-    """Base of mixers with S ← diag(a_t) S, S ← S + β_t k_t (v_t - k_tᵀ S)ᵀ, y_t = q_tᵀ S; see `delta_rule`."""
+    """Base of mixers with S ← diag(a_t) S, S ← S + β_t k_t (v_t - k_tᵀ S)ᵀ, y_t = q_tᵀ S; see `delta_rule`.
+
+    torch.compile compiles anew where another length has more chunks.
+    """
 
     config: DeltaConfig
     spread: ClassVar[float]  # of what W_o reads, at init

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -77,10 +79,19 @@ def _unit_inverse(lower: Tensor) -> Tensor:
 
 def matrix_scan(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
     """The states S_0 = start, S_n+1 = step_n S_n + gain_n: (B, h, C, d, d), (B, h, C, d, e) -> (B, h, C + 1, d, e)."""
-    if transformed() or not torch.compiler.is_compiling():
-        return _plain(step, gain, start)  # a custom op needs NumPy, which PyTorch alone does not bring
+    if transformed() or not (torch.compiler.is_compiling() or _numpy()):
+        return _plain(step, gain, start)
     states: Tensor = _matrix_scan(step, gain, start)
     return states
+
+
+@cache
+def _numpy() -> bool:
+    """Whether NumPy is there. PyTorch's custom ops need it outside of graphs, and PyTorch alone does not bring it."""
+    try:
+        return find_spec("numpy") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _plain(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:

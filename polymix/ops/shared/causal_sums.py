@@ -21,7 +21,10 @@ def in_chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     tokens = x.shape[2]
     # In an exported graph for any N, at least two chunks: one alone would become the only number that it takes.
     chunks = tokens // size + 2 if any_length(tokens) else -(-tokens // size)
-    return F.pad(x, (0, 0, 0, chunks * size - tokens), value=value).unflatten(2, (chunks, size))
+    padded = F.pad(x, (0, 0, 0, chunks * size - tokens), value=value)
+    if any_length(tokens):  # unflatten would be proven to split so for the example's N alone
+        return padded.unfold(2, size, size).mT
+    return padded.unflatten(2, (chunks, size))
 
 
 def first_tokens(x: Tensor, tokens: int) -> Tensor:
