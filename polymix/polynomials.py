@@ -178,9 +178,8 @@ class PolynomialReport(Replacement):
         rows = [("layer", "was", "range", "largest error")]
         rows += [(name, was, f"{significant(low, 3)} … {significant(high, 3)}", significant(error, 2))
                  for name, (was, low, high, error) in self.activations.items()]  # fmt: skip
-        newline = "\n"
-        norms = "".join(f"\n{name}: {how}" for name, how in self.folded.items())
-        return f"{newline.join(aligned(rows))}{norms}\nrelative error of the output: {significant(self.error, 2)}"
+        norms = [f"{name}: {how}" for name, how in self.folded.items()]
+        return "\n".join([*aligned(rows), *norms, f"relative error of the output: {significant(self.error, 2)}"])
 
 
 def polynomialize(

@@ -33,6 +33,7 @@ def test_a_network_becomes_a_polynomial_of_the_degree_that_the_lens_finds(degree
     assert list(report.activations) == ["2", "8"] and list(report.folded) == ["1", "7", "5"]
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
     assert report.model is model and "relative error" in str(report)
+    assert str(report).splitlines()[0].split() == ["layer", "was", "range", "largest", "error"], "a table, a line each"
 
 
 def test_undo_gives_the_network_back():
@@ -169,7 +170,7 @@ def test_options_for_mixers_are_refused_for_a_polynomial():
 def test_its_onnx_file_has_sums_and_products_alone_and_its_numbers(tmp_path, host, x):
     """`export` runs the file by onnxruntime, at three sizes of batch; the network itself is refused."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"untested: ONNX files, for which {package} is needed")
     model = host().eval()
     export(model, x, tmp_path / "before")
     with pytest.raises(CapabilityError, match=r"of type (BatchNormalization|Gelu|Erf)"):

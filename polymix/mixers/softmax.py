@@ -94,7 +94,7 @@ class SoftmaxMixer(HeadsMixer):
         bias, visible = self._bias(), rows_of_mask(places, k.shape[2], call.mask, call.causal, call.segments)
         y = softmax_attention(
             q, k, v, scale=q.shape[-1] ** -0.5, bias=None if bias is None else bias[:, places].to(q.dtype),
-            mask=None if visible is None else visible.expand(len(x), -1, -1),
+            mask=None if visible is None else visible.expand(x.shape[0], -1, -1),
         )  # fmt: skip
         return self.proj(y.transpose(1, 2).flatten(-2))
 

@@ -104,8 +104,7 @@ def test_every_mixer_in_every_mode(case, tmp_path):
             continue
         content = polymix.export.export_graphs(mixer_graphs(mixer, TOKENS, modes=(mode,)), tmp_path / mode)
         assert max(entry["error"] for entry in content["files"]) <= 1e-5
-        if mixer.name != "mala":  # whose count of keys fixes the batch
-            assert content["files"][0]["free"][:1] == ["batch"]
+        assert content["files"][0]["free"][:1] == ["batch"]
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def _normed(windows: Windows) -> tuple[Tensor, Tensor]:
     return normed[whole, : windows.context], normed[whole, windows.context :]
 
 
-def forecasts(data: SeriesData, windows: Windows) -> dict[str, Tensor]:
-    """Each control's forecast (n, V, H) of all windows."""
-    window, horizon = windows.batch(range(len(windows))), windows.horizon
+def forecasts(data: SeriesData, windows: Windows, window: Window) -> dict[str, Tensor]:
+    """Each control's forecast (n, V, H) of all windows. window: all of them as a batch."""
+    horizon = windows.horizon
     past, observed = (part[..., : windows.context] for part in (window.values, window.observed))
     seasons = [windows.season(place) for place in range(len(windows))]
     result = {"naive": naive(past, observed, horizon), "linear": linear(data, window)}

@@ -146,7 +146,7 @@ def list_problems(recipe: TimeseriesRecipe, source: str) -> list[str]:
     with problems.noting():
         series = read(source, recipe.layout, problems)
         if not problems:
-            _cut(recipe, series, source, problems)
+            _cut(recipe, series, source)
     return problems.lines
 
 
@@ -169,13 +169,11 @@ def load(recipe: TimeseriesRecipe, folder: Path, say: Callable[[str], None], par
             recipe = recipe.changed(targets=tuple(f"follower_{place}" for place in range(synthetic.LEADERS)))
     series = read(source, recipe.layout, problems)
     problems.settle(say=say)
-    return _cut(recipe, series, "synthetic" if recipe.data is None else source, None, part)
+    return _cut(recipe, series, "synthetic" if recipe.data is None else source, part)
 
 
-def _cut(
-    recipe: TimeseriesRecipe, series: Sequence[Series], source: str, problems: Problems | None, part: str = "held-out"
-) -> SeriesData:
-    variables, targets, prepared = _prepared(recipe, series, source, problems)
+def _cut(recipe: TimeseriesRecipe, series: Sequence[Series], source: str, part: str = "held-out") -> SeriesData:
+    variables, targets, prepared = _prepared(recipe, series, source)
     context, horizon = recipe.context, recipe.horizon
     train, validation, test = [], [], []
     for which, one in enumerate(prepared):
@@ -197,9 +195,12 @@ def _cut(
 
 
 def _prepared(
-    recipe: TimeseriesRecipe, series: Sequence[Series], source: str, problems: Problems | None
+    recipe: TimeseriesRecipe, series: Sequence[Series], source: str, future: bool = False
 ) -> tuple[tuple[str, ...], Tensor, list[Prepared]]:
-    """The variables of a window, which of them are forecast, and all series, those of the host patch one a variable."""
+    """The variables of a window, which of them are forecast, and all series, those of the host patch one a variable.
+
+    future: as of `prepare`.
+    """
     if not series:
         raise DataError("data", f"{source} without series", "at least one", "Add some.")
     known = {name for one in series for name in one.variables}
@@ -210,14 +211,14 @@ def _prepared(
         alone = [replace(one, values=one.values[:, [place]], variables=(name,))
                  for one in series for place, name in enumerate(one.variables)
                  if not recipe.targets or name in recipe.targets]  # fmt: skip
-        return ("value",), torch.ones(1, dtype=torch.bool), [prepare(recipe, one) for one in alone]
+        return ("value",), torch.ones(1, dtype=torch.bool), [prepare(recipe, one, future) for one in alone]
     variables = series[0].variables
     other = next((one for one in series if one.variables != variables), None)
     if other is not None:
         got = f"{source}, whose series {series[0].name} and {other.name} have different variables"
         raise DataError("data", got, "the same variables in all, for the host inverted", "Pass host=patch.")
     targets = torch.tensor([not recipe.targets or name in recipe.targets for name in variables])
-    return variables, targets, [prepare(recipe, one) for one in series]
+    return variables, targets, [prepare(recipe, one, future) for one in series]
 
 
 def prepare(recipe: TimeseriesRecipe, series: Series, future: bool = False) -> Prepared:
@@ -255,10 +256,8 @@ def from_summary(recipe: TimeseriesRecipe, summary: Any) -> SeriesData:
 
 def to_forecast(recipe: TimeseriesRecipe, series: Sequence[Series], variables: tuple[str, ...]) -> Windows:
     """For each series, or with the host patch for each of its variables, the window whose future begins at its end."""
-    _, targets, prepared = _prepared(recipe.changed(targets=()), series, "the file", None)
-    if recipe.host == "inverted":
-        check_variables(recipe, prepared[0].series.variables, variables)
-    whole = [prepare(recipe, one.series, future=True) for one in prepared]
+    _, targets, whole = _prepared(recipe.changed(targets=()), series, "the file", future=True)
+    check_variables(recipe, whole[0].series.variables, variables)
     places = [(which, one.values.shape[1]) for which, one in enumerate(whole)]
     return Windows(whole, places, recipe.context, recipe.horizon, targets)
 

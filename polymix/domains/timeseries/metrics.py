@@ -76,7 +76,7 @@ def measure(
     window = windows.batch(range(len(windows)))
     result = scores(forecast(model, window, recipe.context, process, 4 * recipe.batch_size), window)
     if windows.references is None:
-        references = controls.forecasts(data, windows) if len(data.train) else {}
+        references = controls.forecasts(data, windows, window) if len(data.train) else {}
         windows.references = {
             f"mase_{name}": scores(one[..., None], window)["mase"] for name, one in references.items()
         }
@@ -119,10 +119,9 @@ def predict(
             end = len(one.series)
             times = one.series.times(end - recipe.context, end + recipe.horizon)
             for place, variable in enumerate(one.series.variables):
-                back = outputs[row, place].double() * float(one.spread[place]) + float(one.centre[place])
-                past = window.values[row, place, : recipe.context].double() * float(one.spread[place]) + float(
-                    one.centre[place]
-                )
+                seen = window.values[row, place, : recipe.context]
+                past, back = (part.double() * float(one.spread[place]) + float(one.centre[place])
+                              for part in (seen, outputs[row, place]))  # fmt: skip
                 past = past.where(window.observed[row, place, : recipe.context], torch.tensor(float("nan")).double())
                 title = f"{one.series.name}, {variable}"
                 title += f" ({row + 1})" if title in answers else ""  # as names of a .tsf file may come twice

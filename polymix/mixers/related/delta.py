@@ -40,7 +40,7 @@ class DeltaState(NamedTuple):
 class DeltaMixer(HeadsMixer):
     """Base of mixers with S ← diag(a_t) S, S ← S + β_t k_t (v_t - k_tᵀ S)ᵀ, y_t = q_tᵀ S; see `delta_rule`.
 
-    torch.compile compiles anew where another length has more chunks.
+    torch.compile makes one graph for sequences of up to 16 tokens, which are one chunk, and one for all longer ones.
     """
 
     config: DeltaConfig

@@ -52,7 +52,9 @@ def mala_pool(k: Tensor, v: Tensor, *, mask: Tensor | None = None) -> MalaState:
     """What `mala` needs of its keys and values."""
     k, v = _real(k, v, mask)
     with without_autocast(k.device):
-        return MalaState(k.mT @ F.pad(v, (0, 1), value=1.0), v.sum(2), seen_by_all(k, mask).flatten().expand(len(k)))
+        return MalaState(
+            k.mT @ F.pad(v, (0, 1), value=1.0), v.sum(2), seen_by_all(k, mask).flatten().expand(k.shape[0])
+        )
 
 
 def mala_read(q: Tensor, state: MalaState) -> Tensor:

@@ -54,9 +54,7 @@ def read_installed(name: str) -> list[Series]:
     first, hour = times.min(), numpy.timedelta64(3600, "s")
     places = (times - first) // hour
     for airport in sorted(set(table["origin"])):
-        values = numpy.full(
-            (int(places.max()) + 1, len(VARIABLES)), numpy.nan
-        )  # hours that are missing are not observed
+        values = numpy.full((int(places.max()) + 1, len(VARIABLES)), numpy.nan)  # missing hours are not observed
         mine = (table["origin"] == airport).to_numpy()
         values[places[mine]] = table.loc[mine, list(VARIABLES)].to_numpy("float64")
         series.append(Series(str(airport), values, VARIABLES, first, hour))
