@@ -127,7 +127,7 @@ class DeltaMixer(HeadsMixer):
             *(linear_op(n, layer) for layer in maps), pairs, pairs,
             Op("matmul", (chunks, 1, c * (c - 1) // 2, c)),  # the inverse, row by row
             Op("matmul", (chunks, c, c, 2 * d)), Op("matmul", (chunks, c, c, 2 * d)),
-            Op("matmul", (chunks, d, c, 2 * d)), Op("matmul", (chunks, d, d, d)), Op("matmul", (chunks, c, d, d)),
+            Op("matmul", (chunks, d, c, 2 * d)), Op("elementwise", (chunks * d**3,)), Op("matmul", (chunks, c, d, d)),
             linear_op(n, self.proj),
         ]  # fmt: skip
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymix.extras import is_installed
 from polymix.ops.related.selective_scan import transformed
 from polymix.ops.shared.causal_sums import first_tokens, hide, in_chunks
 from polymix.ops.shared.tensors import accumulator, without_autocast
@@ -88,10 +88,7 @@ def matrix_scan(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
 @cache
 def _numpy() -> bool:
     """Whether NumPy is there. PyTorch's custom ops need it outside of graphs, and PyTorch alone does not bring it."""
-    try:
-        return find_spec("numpy") is not None
-    except ModuleNotFoundError:
-        return False
+    return is_installed("numpy")
 
 
 def _plain(step: Tensor, gain: Tensor, start: Tensor) -> Tensor:
