@@ -201,7 +201,7 @@ def measure_compare(how: str, state: str, limit: float) -> dict[str, Any]:
     environment.pop("OMP_NUM_THREADS", None)  # the command finds its threads itself
     begun, spent, own = now(), machine_seconds(), children_seconds()
     with tempfile.TemporaryDirectory() as out, spinning(BUSY * (state == "busy")):
-        while state == "busy" and not is_busy():  # the load is of the last minute
+        while is_busy() != (state == "busy"):  # the load is of the last minute
             sleep(1)
         start = now()
         command = [sys.executable, "-m", "polymix", "compare", "--quick", "--out", f"{out}/compare", *arguments]
