@@ -137,7 +137,7 @@ def whole_models() -> str:
         lines.append((row["model"], row["input"], row["mixer"], *times, compiled[0], *gained, compiled[1]))
     head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "compiled, ms", "speedup",
             "speedup, optimized", "speedup, both optimized", "speedup, both compiled")  # fmt: skip
-    setting = f"{where(content['machine'])}; batch 1, float32, forward."
+    setting = f"{where(content['machine'])}; float32, forward, batch 1 unless the input says another."
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
 
 
