@@ -1,98 +1,25 @@
-"""Windows of series: the past that a model sees and the future that it forecasts, split in time."""
+"""Series as windows, split in time: to train on, to choose the weights by, and the test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from polymix.domains.timeseries import synthetic
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError, OptionError
 from polymix.train.data.problems import Problems
-from polymix.train.data.series.archives import read_tsf
-from polymix.train.data.series.installed import INSTALLED, read_installed
-from polymix.train.data.series.tables import is_m4, read_m4, read_table
-from polymix.train.data.series.times import Array, Series, calendar
+from polymix.train.data.series import synthetic
+from polymix.train.data.series.files import read
+from polymix.train.data.series.times import Series
+from polymix.train.data.series.windows import Prepared, Windows, prepare
 from polymix.train.data.splits import spread
 from polymix.train.data.synthetic import cached
 from polymix.train.task import Data
-
-LAYOUTS = ("tables", "m4", "tsf")
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
-SMALLEST_SPREAD = 1e-6  # of a series; less is the rounding of a constant
-
-
-class Window(NamedTuple):
-    """A batch (B, …) of windows, or one: values (V, C + H), observed, a bool for each, and the calendar (C + H, 6).
-
-    Values are standardised by their series' training part; what is not observed is 0. scale (V): the mean absolute
-    error of the seasonal naive forecast on the training part, by which MASE divides; NaN where it is 0.
-    """
-
-    values: Tensor
-    observed: Tensor
-    calendar: Tensor
-    scale: Tensor
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A series as windows are cut from it: values and observed (V, T), and what they were before."""
-
-    series: Series
-    values: Tensor
-    observed: Tensor
-    calendar: Tensor
-    centre: Array
-    spread: Array
-    scale: Tensor
-    ends: tuple[int, int]
-    season: int
-
-
-class Windows(Dataset[Window]):
-    """Windows by place: (series, first step of the future).
-
-    targets: of the variables, which are forecast; the future of the others counts as not observed.
-    """
-
-    def __init__(
-        self, series: Sequence[Prepared], places: Sequence[tuple[int, int]], context: int, horizon: int, targets: Tensor
-    ) -> None:
-        self.series, self.places, self.context, self.horizon = series, places, context, horizon
-        self.targets = targets
-        self.references: dict[str, float] | None = None  # the controls' errors, once they are computed
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> Window:
-        which, start = self.places[index]
-        one = self.series[which]
-        first, last = start - self.context, start + self.horizon
-        here = slice(max(0, first), min(last, one.values.shape[1]))
-        around = (max(0, -first), max(0, last - one.values.shape[1]))  # before the series, and after it
-        values, observed = (torch.nn.functional.pad(part[:, here], around) for part in (one.values, one.observed))
-        observed[~self.targets, self.context :] = False
-        dates = one.calendar[here]
-        if any(around):
-            dates = torch.from_numpy(calendar(one.series, first, last))
-        return Window(values, observed, dates, one.scale)
-
-    def batch(self, places: Sequence[int]) -> Window:
-        """Some windows as a batch."""
-        return Window(*(torch.stack(part) for part in zip(*(self[place] for place in places), strict=True)))
-
-    def season(self, index: int) -> int:
-        """Steps of a season of a window's series."""
-        return self.series[self.places[index][0]].season
 
 
 @dataclass(frozen=True)
@@ -109,35 +36,6 @@ class SeriesData(Data):
     def summary(self) -> dict[str, Any]:
         """What `predict` needs: the variables of a window."""
         return {"name": self.name, "variables": list(self.variables)}
-
-
-def read(source: str, layout: str | None, problems: Problems) -> list[Series]:
-    """The series of a file or folder. What cannot be used is noted. Raises DataError: there is nothing to read."""
-    if source in INSTALLED and not Path(source).exists():
-        return read_installed(source)
-    path = Path(source)
-    if path.is_dir() and layout in (None, "m4") and is_m4(path):
-        return read_m4(path, problems)
-    if layout == "m4":
-        allowed = "a folder with Train/*-train.csv and Test/*-test.csv"
-        raise DataError(
-            "data", f"{source}, which is no folder of M4's layout", allowed, "Check the path or the layout."
-        )
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    endings = (".tsf",) if layout == "tsf" else TABLES if layout == "tables" else (*TABLES, ".tsf")
-    files = [file for file in files if file.suffix.lower() in endings]
-    if not files or not path.exists():
-        what = f"with no file {', '.join(endings)}" if path.is_dir() else "which is no such file"
-        got = f"{source}, {what if path.exists() else 'which does not exist'}"
-        raise DataError("data", got, f"files {', '.join(endings)}, or a folder of M4's layout", "Check the path.")
-    series: list[Series] = []
-    for file in files:
-        with problems.noting():
-            if file.suffix.lower() == ".tsf":
-                series += read_tsf(file, problems)
-            elif (one := read_table(file, problems)) is not None:
-                series.append(one)
-    return series
 
 
 def list_problems(recipe: TimeseriesRecipe, source: str) -> list[str]:
@@ -207,44 +105,19 @@ def _prepared(
     missing = next((name for name in recipe.targets if name not in known), None)
     if missing is not None:
         raise OptionError("targets", repr(missing), f"among {', '.join(sorted(known)[:9])}", "Check the spelling.")
+    options: Any = (recipe.horizon, (recipe.validation_share, recipe.test_share), recipe.season, future)
     if recipe.host == "patch":
         alone = [replace(one, values=one.values[:, [place]], variables=(name,))
                  for one in series for place, name in enumerate(one.variables)
                  if not recipe.targets or name in recipe.targets]  # fmt: skip
-        return ("value",), torch.ones(1, dtype=torch.bool), [prepare(recipe, one, future) for one in alone]
+        return ("value",), torch.ones(1, dtype=torch.bool), [prepare(one, *options) for one in alone]
     variables = series[0].variables
     other = next((one for one in series if one.variables != variables), None)
     if other is not None:
         got = f"{source}, whose series {series[0].name} and {other.name} have different variables"
         raise DataError("data", got, "the same variables in all, for the host inverted", "Pass host=patch.")
     targets = torch.tensor([not recipe.targets or name in recipe.targets for name in variables])
-    return variables, targets, [prepare(recipe, one, future) for one in series]
-
-
-def prepare(recipe: TimeseriesRecipe, series: Series, future: bool = False) -> Prepared:
-    """A series, standardised by its training part, or with `future` by all of it, where nothing of it is tested."""
-    length, horizon = len(series), recipe.horizon
-    last = length - max(horizon, int(recipe.test_share * length))
-    ends = series.ends or (last - max(horizon, int(recipe.validation_share * length)), last)
-    past = series.values[: length if future else max(ends[0], 1)]
-    seen = numpy.isfinite(past)
-    count = numpy.maximum(seen.sum(0), 1)
-    centre = numpy.where(seen, past, 0).sum(0) / count
-    wide = (numpy.where(seen, past - centre, 0) ** 2).sum(0) / count
-    width = numpy.sqrt(wide)
-    width = numpy.where(width > SMALLEST_SPREAD * (1 + numpy.abs(centre)), width, 1.0)
-    season = recipe.season or series.own_season()
-    values = (series.values - centre) / width
-    observed = numpy.isfinite(values)
-    ago = min(season, max(1, len(past) - 1))
-    errors = numpy.abs(values[ago : len(past)] - values[: len(past) - ago])
-    known = numpy.isfinite(errors)
-    scale = numpy.where(known, errors, 0).sum(0) / numpy.maximum(known.sum(0), 1)
-    scale = numpy.where(scale > SMALLEST_SPREAD, scale, numpy.nan)
-    tensors = (torch.from_numpy(numpy.ascontiguousarray(part.T)) for part in (numpy.nan_to_num(values), observed))
-    dates = torch.from_numpy(calendar(series, 0, length))
-    return Prepared(series, next(tensors).float(), next(tensors), dates, centre, width,
-                    torch.from_numpy(scale).float(), ends, season)  # fmt: skip
+    return variables, targets, [prepare(one, *options) for one in series]
 
 
 def from_summary(recipe: TimeseriesRecipe, summary: Any) -> SeriesData:

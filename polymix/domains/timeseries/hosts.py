@@ -12,19 +12,11 @@ from torch.nn.functional import avg_pool1d, pad
 from polymix.blocks import MixerBlock
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.mixers import MixerConfig
+from polymix.train.data.series.scores import LEVELS
 from polymix.train.data.series.times import COVARIATES
+from polymix.train.data.series.windows import level_and_width
 
-LEVELS = tuple(level / 10 for level in range(1, 10))  # the quantiles
-SMALLEST = 1e-2  # standard deviation of a context, where its series has 1: a flat context is not blown up
 TREND = 25  # steps of DLinear's moving average (Zeng et al. 2022)
-
-
-def level_and_width(past: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (B, V, 1) of what was observed of past (B, V, C): the reversible instance norm's."""
-    count = observed.sum(-1, keepdim=True).clamp_min(1)
-    mean = (past * observed).sum(-1, keepdim=True) / count
-    variance = ((past - mean) ** 2 * observed).sum(-1, keepdim=True) / count
-    return mean, variance.sqrt().clamp_min(SMALLEST)
 
 
 class Forecaster(nn.Module):

@@ -11,19 +11,15 @@ from torch import Tensor, nn
 
 from polymix.domains.timeseries import data as reading
 from polymix.domains.timeseries import metrics as measuring
-from polymix.domains.timeseries.data import LAYOUTS, SeriesData, Window
-from polymix.domains.timeseries.hosts import (
-    LEVELS,
-    DLinear,
-    Forecaster,
-    InvertedForecaster,
-    PatchForecaster,
-    level_and_width,
-)
+from polymix.domains.timeseries.data import SeriesData
+from polymix.domains.timeseries.hosts import DLinear, Forecaster, InvertedForecaster, PatchForecaster
 from polymix.domains.timeseries.recipe import DLINEAR, TimeseriesRecipe
 from polymix.limits import check_memory
 from polymix.numbers import plural
+from polymix.train.data.series.files import LAYOUTS
+from polymix.train.data.series.scores import LEVELS, pinball
 from polymix.train.data.series.times import COVARIATES
+from polymix.train.data.series.windows import Window, level_and_width
 from polymix.train.task import Metric, Process, Task
 
 
@@ -71,7 +67,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         output = model(past, observed, window.calendar)
         width = level_and_width(past, observed)[1][..., None]
         if self.recipe.criterion == "quantiles":
-            errors = measuring.pinball(output, truth) / width
+            errors = pinball(output, truth) / width
         else:
             errors = (output - truth[..., None]) / width
             errors = errors.abs() if self.recipe.criterion == "absolute" else errors**2
