@@ -12,6 +12,7 @@ from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.errors import DataError, OptionError
 from polymix.train.data.problems import Problems
 from polymix.train.data.series import baselines, controls
+from polymix.train.data.series import parts as parts_of
 from polymix.train.data.series.files import read
 from polymix.train.data.series.scores import scores
 from polymix.train.data.series.synthetic import write_lead
@@ -24,7 +25,7 @@ TINY = TimeseriesRecipe.tiny().changed(control=False)
 
 
 def cut(recipe, *series):
-    return data._cut(recipe, series, "series", Problems())
+    return parts_of.cut(data.form_of(recipe), series, "series")
 
 
 def ramp(length, variables=("a",), **options):

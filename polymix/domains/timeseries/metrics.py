@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.domains.timeseries.data import SeriesData, to_forecast
+from polymix.domains.timeseries.data import to_forecast
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError
 from polymix.files import output_names
@@ -17,6 +17,7 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.series import controls
 from polymix.train.data.series.drawing import draw_forecasts, middle
 from polymix.train.data.series.files import read
+from polymix.train.data.series.parts import SeriesData
 from polymix.train.data.series.scores import scores
 from polymix.train.data.series.windows import Window, Windows
 from polymix.train.data.splits import spread

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from polymix.domains.timeseries import data as reading
 from polymix.domains.timeseries import metrics as measuring
-from polymix.domains.timeseries.data import SeriesData
-from polymix.domains.timeseries.hosts import DLinear, Forecaster, InvertedForecaster, PatchForecaster
+from polymix.domains.timeseries.hosts import DLinear, InvertedForecaster, PatchForecaster
 from polymix.domains.timeseries.recipe import DLINEAR, TimeseriesRecipe
 from polymix.limits import check_memory
 from polymix.numbers import plural
 from polymix.train.data.series.files import LAYOUTS
+from polymix.train.data.series.parts import SeriesData
 from polymix.train.data.series.scores import LEVELS, pinball
 from polymix.train.data.series.times import COVARIATES
 from polymix.train.data.series.windows import Window, level_and_width
@@ -47,10 +47,10 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
     def load(self, folder: Path) -> SeriesData:
         return reading.load(self.recipe, folder, self.say)
 
-    def build(self, data: SeriesData) -> Forecaster:
+    def build(self, data: SeriesData) -> nn.Module:
         return self._build(len(data.variables))
 
-    def _build(self, variables: int) -> Forecaster:
+    def _build(self, variables: int) -> nn.Module:
         recipe = self.recipe
         if recipe.mixer == DLINEAR:
             return DLinear(recipe)
@@ -120,7 +120,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         if self.recipe.data is None:
             return None
         recipe = self.recipe if limit is None else self.recipe.changed(windows=limit)
-        data = reading.load(recipe, Path(), self.say, "all" if whole else "held-out")
+        data = reading.load(recipe, Path(), self.say, whole)
         reading.check_variables(self.recipe, data.variables, tuple(summary["variables"]))
         return data
 

@@ -14,6 +14,8 @@ NOISE = 0.1
 PERIODS = (12.0, 72.0)
 HARMONICS = 3
 LEADERS, LEAD_STEPS, LAG = 8, 12_000, 24
+MIRRORED = (24, 72)
+SHAPE, SLOT = 16, 64  # steps of a shape, and of the part of a series that has one
 
 
 def write_period(folder: Path, seed: int, count: int, shortest: int) -> None:
@@ -24,12 +26,57 @@ def write_period(folder: Path, seed: int, count: int, shortest: int) -> None:
     draw = numpy.random.default_rng(number("period", seed))
     lines = ["@relation period", "@attribute series_name string", "@data"]
     for place in range(count):
-        time = numpy.arange(int(draw.integers(shortest, 2 * shortest, endpoint=True))) / draw.uniform(*PERIODS)
-        values = draw.normal(0, NOISE, len(time))
-        for k in range(1, HARMONICS + 1):
-            values += draw.normal() / k * numpy.sin(2 * numpy.pi * (k * time + draw.uniform()))
+        values = _periodic(draw, int(draw.integers(shortest, 2 * shortest, endpoint=True)))
         lines.append(f"T{place}:{','.join(f'{value:.3f}' for value in values)}")
     write_whole(folder / "series.tsf", "\n".join(lines) + "\n")
+
+
+def _periodic(draw: numpy.random.Generator, length: int) -> Array:
+    time = numpy.arange(length) / draw.uniform(*PERIODS)
+    values = draw.normal(0, NOISE, length)
+    for k in range(1, HARMONICS + 1):
+        values += draw.normal() / k * numpy.sin(2 * numpy.pi * (k * time + draw.uniform()))
+    return values
+
+
+def write_mirrored(folder: Path, seed: int, count: int, shortest: int) -> None:
+    """A file of the UCR Anomaly Archive's layout for each series of `period`, whose test has an anomaly.
+
+    For 24 to 72 steps y(t) is −y(t): level, range and shape stay, and only the phase is not the series' own.
+    """
+    draw = numpy.random.default_rng(number("mirrored", seed))
+    for place in range(count):
+        values = _periodic(draw, int(draw.integers(shortest, 2 * shortest, endpoint=True)))
+        train = int(0.75 * len(values))
+        length = min(int(draw.integers(*MIRRORED, endpoint=True)), (len(values) - train) // 2)
+        first = int(draw.integers(train + 1, len(values) - length, endpoint=True))
+        values[first : first + length] *= -1
+        name = f"{place:04}_UCR_Anomaly_mirrored_{train}_{first + 1}_{first + length}.txt"
+        write_whole(folder / name, "\n".join(f"{value:.3f}" for value in values) + "\n")
+
+
+def write_marked(folder: Path, seed: int, train: int, test: int) -> None:
+    """marked_TRAIN.ts and marked_TEST.ts: which of four shapes follows the marker?
+
+    Each series has all four shapes, in any order, and a marker at some distance before one of them, which is its class.
+    No patch of up to 25 steps has a part of both, and a count of shapes says nothing.
+    """
+    draw = numpy.random.default_rng(number("marked", seed))
+    grid = numpy.linspace(0, 1, SHAPE)
+    shapes = (numpy.sin(numpy.pi * grid), -numpy.sin(numpy.pi * grid), numpy.sin(2 * numpy.pi * grid),
+              -numpy.sin(2 * numpy.pi * grid))  # fmt: skip
+    for part, count in (("TRAIN", train), ("TEST", test)):
+        lines = ["@problemName marked", "@univariate true", "@classLabel true 1 2 3 4", "@data"]
+        for _ in range(count):
+            values = draw.normal(0, NOISE, len(shapes) * SLOT)
+            order, marked = draw.permutation(len(shapes)), int(draw.integers(len(shapes)))
+            for slot, shape in enumerate(order):
+                begin = slot * SLOT + int(draw.integers(SLOT - 3 * SHAPE, endpoint=True))
+                if slot == marked:
+                    values[begin : begin + SHAPE // 2] += numpy.resize((2.0, -2.0), SHAPE // 2)
+                values[begin + 2 * SHAPE : begin + 3 * SHAPE] += 2 * shapes[shape]
+            lines.append(f"{','.join(f'{value:.3f}' for value in values)}:{order[marked] + 1}")
+        write_whole(folder / f"marked_{part}.ts", "\n".join(lines) + "\n")
 
 
 def write_lead(folder: Path, seed: int) -> None:

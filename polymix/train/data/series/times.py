@@ -33,6 +33,7 @@ class Series:
             times are unknown.
         ends: the rows at which the training and the validation part end, where the layout says so.
         season: steps of a season, where the file says so; None: by the clock.
+        labels: (T,), 1 where the file says that a step is an anomaly; None: it says nothing.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Series:
     step: Any = None
     ends: tuple[int, int] | None = None
     season: int | None = None
+    labels: Array | None = None
 
     def __len__(self) -> int:
         return len(self.values)
