@@ -19,6 +19,7 @@ from polymix.train.data.series.classes import prepared
 from polymix.train.data.series.files import read
 from polymix.train.data.series.tables import read_table, with_labels
 from polymix.train.data.series.times import Series
+from polymix.train.evaluation import Selection
 from polymix.train.registry import task_class
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
@@ -139,6 +140,15 @@ def test_a_run_finds_an_anomaly_sets_its_threshold_and_predicts(host, tmp_path):
     found = json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"][0]["anomalies"]["x"]
     assert any(run["first"] < 572 and run["last"] >= 560 for run in found)
     assert (tmp_path / "seen" / row["picture"]).is_file()
+
+
+def test_the_weights_kept_are_those_of_the_best_forecasts():
+    """The validation part need not have anomalies, by which the headline could choose."""
+    task = task_class(ANOMALIES)(ANOMALIES)
+    selection = Selection(task, cut(ANOMALIES, wave(200, 190, 195)), None)
+    for step, error in ((1, 2.0), (2, 1.0), (3, 3.0)):
+        selection.take(torch.nn.Linear(1, 1), {"mae": error}, step)
+    assert selection.kept["step"] == 2
 
 
 def test_negated_stretches_cannot_be_seen_in_the_values_alone(tmp_path):
@@ -278,6 +288,17 @@ def test_losses_hosts_horizons_contexts_gaps_and_lengths_go_together(host, crite
     outputs = 9 if criterion == "quantiles" else 1
     assert task.infer(model, batch).shape == (2, 1 if host == "patch" else 2, horizon, outputs)
     assert isinstance(task, TimeseriesTask)
+
+
+@pytest.mark.parametrize(("options", "knows"), [({}, True), ({"head": "flat"}, True), ({"host": "inverted"}, True),
+                                                 ({"mixer": "dlinear"}, False)])  # fmt: skip
+def test_the_calendar_is_a_covariate_of_all_hosts_but_dlinear(options, knows):
+    torch.manual_seed(0)
+    recipe = TINY.changed(mixer="padre").changed(**options)
+    model = TimeseriesTask(recipe)._build(3).eval()
+    past, dates = torch.randn(2, 3, 32), torch.randn(2, 44, 6)
+    outputs = [model(past, torch.ones_like(past, dtype=torch.bool), when) for when in (dates, -dates)]
+    assert torch.equal(*outputs) != knows
 
 
 @pytest.mark.parametrize(("text", "said"), [

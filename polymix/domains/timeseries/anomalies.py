@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
-from polymix.domains.timeseries.data import to_score
+from polymix.domains.timeseries.data import form_of
 from polymix.domains.timeseries.metrics import DRAWN, forecast
 from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.files import output_names
 from polymix.numbers import plural
-from polymix.train.data.problems import Problems
 from polymix.train.data.series import controls
 from polymix.train.data.series.anomalies import apart, by_chance, quality, run_of, runs, scored
 from polymix.train.data.series.drawing import draw_anomalies, middle
-from polymix.train.data.series.files import read
-from polymix.train.data.series.parts import SeriesData
+from polymix.train.data.series.files import read_file
+from polymix.train.data.series.parts import SeriesData, to_score
 from polymix.train.data.series.tables import with_labels
 from polymix.train.data.series.windows import Windows
 from polymix.train.data.splits import spread
@@ -43,13 +43,11 @@ class AnomalyTask(TimeseriesTask):
 
     def prepare(self, model: nn.Module, data: SeriesData, step: int) -> None:
         """Set the threshold: above it are `alarm` of the validation part's steps, whatever their labels are."""
-        windows = data.validation if len(data.validation) else data.train
-        errors = self._errors(model, windows, Process(next(model.parameters()).device))
-        scores = torch.cat([scores for scores, _ in scored(windows, errors, self.recipe.smooth)])
-        known = scores[scores.isfinite()]
+        errors = self._errors(model, data.validation, Process(next(model.parameters()).device))
+        scores = torch.cat([scores for scores, _ in scored(data.validation, errors, self.recipe.smooth)])
         threshold: Any = model.threshold
-        if len(known):
-            threshold.fill_(known.quantile(1 - self.recipe.alarm))
+        if scores.isfinite().any():
+            threshold.fill_(float(numpy.nanquantile(scores.numpy(), 1 - self.recipe.alarm)))
 
     def _errors(self, model: nn.Module, windows: Windows, process: Process) -> Tensor:
         """|y − forecast| (n, V, H) of windows, NaN where nothing was observed."""
@@ -80,10 +78,8 @@ class AnomalyTask(TimeseriesTask):
 
     def draw(self, model: nn.Module, data: SeriesData, folder: Path) -> list[Path]:
         """anomalies.png: series of the test, what was forecast, what is labelled and what was found."""
-        names = list(dict.fromkeys(which for which, _ in data.test.places))
-        chosen = [names[place] for place in spread(len(names), DRAWN)]
-        panels = []
-        for which in chosen:
+        names, panels = list(dict.fromkeys(which for which, _ in data.test.places)), []
+        for which in (names[place] for place in spread(len(names), DRAWN)):
             places = [place for place in data.test.places if place[0] == which]
             windows = Windows(data.test.series, places, data.test.context, data.test.horizon, data.test.targets)
             panels.append(self._panel(model, windows, Process())[0])
@@ -110,16 +106,14 @@ class AnomalyTask(TimeseriesTask):
         """For each file the runs of steps that are not as forecast, and a picture.
 
         "anomalies" has for each series a list of "first" and "last", steps counted from 0, with "times" of both where
-        they are known. The first steps of a file, at most a context, are only read.
+        they are known. The first steps of a file, at most a context, are only read. Its own standard deviation is the
+        unit of the scores.
         """
         rows = []
         for file, name in zip(files, output_names(files), strict=True):
-            problems = Problems()
-            series = read(str(file), None, problems)
-            problems.settle()
             panels, answers = [], {}
-            for one in map(with_labels, series):
-                windows = to_score(self.recipe, one, data.variables)
+            for one in map(with_labels, read_file(file)):
+                windows = to_score(form_of(self.recipe), one, data.variables)
                 panel, found = self._panel(model, windows, process)
                 panels.append(panel)
                 title = one.name + (f" ({len(panels)})" if one.name in answers else "")

@@ -21,7 +21,7 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.series.archives import CLASS_FILES, Labelled, read_classes
 from polymix.train.data.series.classes import ClassData, controls, prepared, share
 from polymix.train.data.series.drawing import draw_classes
-from polymix.train.data.series.files import read
+from polymix.train.data.series.files import read_file
 from polymix.train.data.series.synthetic import write_marked
 from polymix.train.data.splits import spread
 from polymix.train.data.synthetic import cached
@@ -155,12 +155,12 @@ class ClassTask(Task[TimeseriesRecipe, ClassData]):
         """
         rows = []
         for file, name in zip(files, output_names(files), strict=True):
-            problems = Problems()
             if file.suffix.lower() in CLASS_FILES:
+                problems = Problems()
                 series = [values for part in read_classes(str(file), problems) for values, _ in part]
+                problems.settle()
             else:
-                series = [one.values for one in read(str(file), None, problems)]
-            problems.settle()
+                series = [one.values for one in read_file(file)]
             samples = data.samples([(values, "") for values in series])
             best = self._logits(model, samples, process).softmax(1).max(1)
             answers = [{"label": data.classes[place], "probability": share}

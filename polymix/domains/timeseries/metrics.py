@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.domains.timeseries.data import to_forecast
+from polymix.domains.timeseries.data import form_of
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError
 from polymix.files import output_names
-from polymix.train.data.problems import Problems
 from polymix.train.data.series import controls
 from polymix.train.data.series.drawing import draw_forecasts, middle
-from polymix.train.data.series.files import read
-from polymix.train.data.series.parts import SeriesData
+from polymix.train.data.series.files import read_file
+from polymix.train.data.series.parts import SeriesData, to_forecast
 from polymix.train.data.series.scores import scores
 from polymix.train.data.series.windows import Window, Windows
 from polymix.train.data.splits import spread
@@ -76,10 +75,7 @@ def predict(
     """
     rows = []
     for file, name in zip(files, output_names(files), strict=True):
-        problems = Problems()
-        series = read(str(file), None, problems)  # the layout was of the training's data
-        problems.settle()
-        windows = to_forecast(recipe, series, data.variables)
+        windows = to_forecast(form_of(recipe), read_file(file), data.variables)
         window = windows.batch(range(len(windows)))
         outputs = forecast(model, window, recipe.context, process, 4 * recipe.batch_size)
         panels, answers = [], {}

@@ -16,7 +16,7 @@ from polymix.domains.timeseries.recipe import DLINEAR, TimeseriesRecipe
 from polymix.limits import check_memory
 from polymix.numbers import plural
 from polymix.train.data.series.files import LAYOUTS
-from polymix.train.data.series.parts import SeriesData
+from polymix.train.data.series.parts import SeriesData, check_variables, without_series
 from polymix.train.data.series.scores import LEVELS, pinball
 from polymix.train.data.series.times import COVARIATES
 from polymix.train.data.series.windows import Window, level_and_width
@@ -113,7 +113,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         return ["from polymix.train.saved import SavedRun", "", load]
 
     def from_summary(self, summary: Mapping[str, Any]) -> SeriesData:
-        return reading.from_summary(self.recipe, summary)
+        return without_series(reading.form_of(self.recipe), summary)
 
     def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> SeriesData | None:
         """The test part or, with `whole`, windows of whole series; of a run on synthetic data those of `load`."""
@@ -121,7 +121,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
             return None
         recipe = self.recipe if limit is None else self.recipe.changed(windows=limit)
         data = reading.load(recipe, Path(), self.say, whole)
-        reading.check_variables(self.recipe, data.variables, tuple(summary["variables"]))
+        check_variables(reading.form_of(self.recipe), data.variables, tuple(summary["variables"]))
         return data
 
     def predict(

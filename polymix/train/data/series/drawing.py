@@ -56,7 +56,7 @@ def draw_anomalies(
         axes.plot(steps, output.tolist(), color="#00a0b0", linewidth=1, alpha=0.7, label="forecast")
         axes.plot(steps, seen.tolist(), color="#757575", linewidth=1, label="observed")
         for runs, low, high, colour, name in (
-            (labelled, 0.0, 0.05, "#202020", "labelled"), (found, 0.0, 1.0, "#d1495b", "found"),
+            (found, 0.0, 1.0, "#d1495b", "found"), (labelled, 0.0, 0.05, "#202020", "labelled"),
         ):  # fmt: skip
             for place, (begin, end) in enumerate(runs):
                 axes.axvspan(first + begin, first + end, low, high, color=colour, linewidth=0,

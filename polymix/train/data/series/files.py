@@ -42,3 +42,11 @@ def read(source: str, layout: str | None, problems: Problems) -> list[Series]:
             elif (one := read_table(file, problems)) is not None:
                 series.append(one)
     return series
+
+
+def read_file(file: Path) -> list[Series]:
+    """The series of one file of any format. Raises DataError: the first of its problems."""
+    problems = Problems()
+    series = read(str(file), None, problems)
+    problems.settle()
+    return series

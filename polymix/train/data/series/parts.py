@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -73,6 +73,9 @@ def cut(form: Form, series: Sequence[Series], source: str, whole_series: bool = 
         got = f"{source}, whose series of at most {longest:,} steps are too short: more than {3 * horizon} are needed"
         allowed = f"three horizons and more: the horizon {horizon} for the training, to choose and for the test"
         raise DataError("data", got, allowed, "Pass a smaller horizon or longer series.")
+    if form.once and not validation and not whole_series:
+        got = f"{source}, whose validation part, before the test, is shorter than a horizon of {horizon}"
+        raise DataError("data", got, "a part that gives the threshold", "Pass a smaller horizon.")
     limit = form.windows
     if limit is not None and form.once:  # whole series, so that anomalies are whole
         marks = [id(one.series.labels) for one in prepared]  # variables of a series share them
@@ -117,3 +120,34 @@ def prepare_all(
         raise DataError("data", got, "the same variables in all, for the host inverted", "Pass host=patch.")
     targets = torch.tensor([not form.targets or name in form.targets for name in variables])
     return variables, targets, [prepare(one, *options) for one in series]
+
+
+def without_series(form: Form, summary: Mapping[str, Any]) -> SeriesData:
+    """Data without series, for a trained model: `predict` brings its own."""
+    variables = tuple(summary["variables"])
+    none = Windows([], [], form.context, form.horizon, torch.ones(len(variables), dtype=torch.bool))
+    return SeriesData(none, none, none, variables, str(summary["name"]), 0)
+
+
+def to_forecast(form: Form, series: Sequence[Series], variables: tuple[str, ...]) -> Windows:
+    """For each series, or where each is alone for each of its variables, the window whose future begins at its end."""
+    _, targets, whole = prepare_all(form._replace(targets=()), series, "the file", future=True)
+    check_variables(form, whole[0].series.variables, variables)
+    places = [(which, one.values.shape[1]) for which, one in enumerate(whole)]
+    return Windows(whole, places, form.context, form.horizon, targets)
+
+
+def to_score(form: Form, series: Series, variables: tuple[str, ...]) -> Windows:
+    """Windows one after another, so that after a context, or half of a shorter series, each step is forecast once."""
+    _, targets, whole = prepare_all(form._replace(targets=()), [series], "the file", future=True)
+    check_variables(form, whole[0].series.variables, variables)
+    first = max(1, min(form.context, len(series) // 2))
+    places = [(which, start) for which in range(len(whole)) for start in range(first, len(series), form.horizon)]
+    return Windows(whole, places, form.context, form.horizon, targets)
+
+
+def check_variables(form: Form, variables: tuple[str, ...], own: tuple[str, ...]) -> None:
+    """Raise DataError where a model that sees variables together, and knows its own, is used on others."""
+    if not form.alone and variables != own:
+        got = f"the variables {', '.join(variables[:9])}"
+        raise DataError("data", got, f"those of the training, {', '.join(own[:9])}", "Use such data.")
