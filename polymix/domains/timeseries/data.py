@@ -38,11 +38,12 @@ def load(recipe: TimeseriesRecipe, folder: Path, say: Callable[[str], None], who
     if source is None:
         shortest = 2 * recipe.context + 3 * recipe.horizon
         kind = "mirrored" if recipe.goal == "anomalies" else recipe.synthetic
-        write, sizes = {
+        ways: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {
             "period": (synthetic.write_period, (recipe.synthetic_series, shortest)),
             "mirrored": (synthetic.write_mirrored, (recipe.synthetic_series, shortest)),
             "lead": (synthetic.write_lead, ()),
-        }[kind]
+        }
+        write, sizes = ways[kind]
         settings = {"seed": recipe.seed} | dict(zip(("count", "shortest"), sizes, strict=False))
         source = str(cached(folder, kind, settings, lambda place: write(place, recipe.seed, *sizes)))
         if kind == "lead" and not recipe.targets:

@@ -27,8 +27,10 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
     """A model of past, observed (B, V, C) and calendar (B, C + H, 6) -> quantiles (B, V, H, Q)."""
 
     name = "timeseries"
-    metrics = (Metric("mase", "lower"), Metric("crps", "lower"), Metric("mae", "lower"), Metric("mse", "lower"),
-               Metric("coverage_error", "lower", "%"))  # fmt: skip
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("mase", "lower"), Metric("crps", "lower"), Metric("mae", "lower"), Metric("mse", "lower"),
+        Metric("coverage_error", "lower", "%"),
+    )  # fmt: skip
     layouts = LAYOUTS
     unit = "windows"
     fresh = ("head",)

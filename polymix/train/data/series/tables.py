@@ -39,16 +39,17 @@ LABELS = ("is_anomaly", "anomaly", "label", "labels", "outlier", "is_outlier", "
 def read_table(path: Path, problems: Problems) -> Series | None:
     """The series of a csv or Parquet file; None, with problems: it has none. A file named ETT… has that layout."""
     if (match := UCR_ANOMALY.search(path.stem)) is not None:
-        return _ucr_anomaly(path, *map(int, match.groups()), problems)
+        train, first, last = map(int, match.groups())
+        return _ucr_anomaly(path, train, first, last, problems)
     series = _parquet(path, problems) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, problems)
     if series is None or not re.match(r"ETT[hm]\d", path.name):
         return series
     month = 30 * 24 * (4 if path.name[3] == "m" else 1)
-    train, val, test = (months * month for months in ETT_MONTHS)
+    learnt, val, test = (months * month for months in ETT_MONTHS)
     if len(series) < test:
         problems.add(path, "", f"{len(series):,} rows, where ETT's split needs {test:,}")
         return None
-    return Series(series.name, series.values[:test], series.variables, series.start, series.step, (train, val))
+    return Series(series.name, series.values[:test], series.variables, series.start, series.step, (learnt, val))
 
 
 def _ucr_anomaly(path: Path, train: int, first: int, last: int, problems: Problems) -> Series | None:
