@@ -303,6 +303,7 @@ def test_the_calendar_is_a_covariate_of_all_hosts_but_dlinear(options, knows):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("date\n2026-01-01\n2026-01-02\n", "no columns of numbers"), ("timestamp,a\n1,2\n2,3\n4,5\n", "line 4.*steps of one length"),
+    ("date,a\n2026-01-01 00:00:00.1,1\n2026-01-01 00:00:00.2,1\n", "line 3.*less than a second"),
     ("timestamp,a\n3,2\n2,3\n1,5\n", "line 3.*steps of one length"),
 ])  # fmt: skip
 def test_one_column_of_times_and_numbers_that_are_no_clock(text, said, tmp_path):
