@@ -19,6 +19,7 @@ MATCHED = " --set match_parameters=True"  # as the paper keeps the parameters of
 LAM = "polymix train handwriting --preset paper --data LAM --layout lam --mixer {}"
 PAGES = " --set lines=16 --set steps=50000"
 SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
+CLASS_CONTROLS = ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
 HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
@@ -404,7 +405,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "detect3d": lambda: default_run("detect3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "timeseries": lambda: default_run("timeseries", SERIES),
     "timeseries-controls": series_controls,
-    "timeseries-electricity": lambda: default_run("timeseries/electricity", SERIES),
     "timeseries-anomalies": lambda: default_run("timeseries/anomalies", ("auc", "f1", "f1_best", "f1_adjusted", "mae")),
     "timeseries-anomalies-controls": lambda: goal_controls(
         "anomalies",
@@ -412,9 +412,9 @@ TABLES: dict[str, Callable[[], str]] = {
         ("auc_naive", "auc_seasonal", "auc_smoothing", "auc_linear", "auc_level", "f1_adjusted_chance"),
     ),
     "timeseries-classes": lambda: default_run("timeseries/classes", ("accuracy", "val_loss")),
-    "timeseries-classes-controls": lambda: goal_controls(
-        "classes", "accuracy", ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
-    ),
+    "timeseries-classes-controls": lambda: goal_controls("classes", "accuracy", CLASS_CONTROLS),
+    "timeseries-vowels": lambda: default_run("timeseries/vowels", ("accuracy", "val_loss")),
+    "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,
     "generation-resolution": generation_resolution,
