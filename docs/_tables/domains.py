@@ -19,11 +19,13 @@ MATCHED = " --set match_parameters=True"  # as the paper keeps the parameters of
 LAM = "polymix train handwriting --preset paper --data LAM --layout lam --mixer {}"
 PAGES = " --set lines=16 --set steps=50000"
 SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
+CLASS_CONTROLS = ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
 HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "segment3d": "miou",
-    "detect3d": "NDS", "timeseries": "mase", "generation": "fd",
+    "detect3d": "NDS", "timeseries": "mase", "timeseries/anomalies": "auc", "timeseries/classes": "accuracy",
+    "generation": "fd",
 }  # fmt: skip
 
 
@@ -79,6 +81,21 @@ def series_controls() -> str:
     head = ("MASE on", "naive", "seasonal naive", "exponential smoothing", "linear, least squares", "DLinear",
             "`linear_floor`", "best mixer")  # fmt: skip
     return table(head, lines) if lines else "Not measured yet."
+
+
+def goal_controls(goal: str, metric: str, controls: tuple[str, ...]) -> str:
+    """The controls that every run of a goal of timeseries measures, beside the best mixer and the floor."""
+    rows = measured(f"timeseries/{goal}")
+    if not rows:
+        return "Not measured yet."
+    own = next(iter(rows.values()))["metrics"]
+    mixed = {key: row["metrics"][metric] for key, row in rows.items() if key not in ("linear_floor", "dlinear")}
+    best = max(mixed, key=lambda key: mixed[key])
+    others = [number(rows[key]["metrics"][metric], 3) for key in ("dlinear", "linear_floor") if key in rows]
+    line = (*(number(own[name], 3) for name in controls), *others, f"{mixed[best]:.3f} (`{best}`)")
+    head = (*(f"`{name}`" for name in controls), *(f"`{key}`" for key in ("dlinear", "linear_floor") if key in rows),
+            f"best mixer, {metric}")  # fmt: skip
+    return table(head, [line])
 
 
 def satellite_tried() -> str:
@@ -388,6 +405,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "detect3d": lambda: default_run("detect3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "timeseries": lambda: default_run("timeseries", SERIES),
     "timeseries-controls": series_controls,
+    "timeseries-anomalies": lambda: default_run("timeseries/anomalies", ("auc", "f1", "f1_best", "f1_adjusted", "mae")),
+    "timeseries-anomalies-controls": lambda: goal_controls(
+        "anomalies",
+        "auc",
+        ("auc_naive", "auc_seasonal", "auc_smoothing", "auc_linear", "auc_level", "f1_adjusted_chance"),
+    ),
+    "timeseries-classes": lambda: default_run("timeseries/classes", ("accuracy", "val_loss")),
+    "timeseries-classes-controls": lambda: goal_controls("classes", "accuracy", CLASS_CONTROLS),
+    "timeseries-vowels": lambda: default_run("timeseries/vowels", ("accuracy", "val_loss")),
+    "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,
     "generation-resolution": generation_resolution,

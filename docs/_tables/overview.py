@@ -108,10 +108,10 @@ def _tasks() -> Iterator[Domain]:
         runs = {mixer: [row["metrics"][metric]] for mixer, row in rows.items()}
         for row in more:
             runs[row["mixer"]].append(row["metrics"][metric])
-        if runs:
+        if ATTENTION in runs:  # with which the others are compared
             up = next(iter(rows.values()))["directions"][metric] == "up"
             speeds = {mixer: row["training_per_second"] for mixer, row in rows.items() if row["training_per_second"]}
-            yield _domain(task, f"{task}.md", metric, up, runs, speeds)
+            yield _domain(task.replace("/", ", "), f"{task.partition('/')[0]}.md", metric, up, runs, speeds)
 
 
 def _comparison(name: str, folder: str, page: str) -> Domain:

@@ -36,7 +36,7 @@ class Selection:
         before: the content of the checkpoint that a resumed run goes on from.
     Attributes:
         part: the data that evaluations on the way are made on.
-        kept: step, score and weights of the best evaluation, by the task's first metric; empty with `keep="last"`.
+        kept: step, score and weights of the best evaluation, by the task's `chosen_by`; empty with `keep="last"`.
     """
 
     def __init__(self, task: Task[Any, Any], data: Data, before: Mapping[str, Any] | None) -> None:
@@ -48,8 +48,8 @@ class Selection:
         """Note an evaluation of the weights; returns its row as it is to be shown."""
         if not self.best:
             return row
-        headline = self.task.metrics[0]
-        score = headline.score(row.get(headline.name))
+        by = self.task.chosen_by or self.task.metrics[0].name
+        score = self.task.better(by).score(row.get(by))
         if not self.kept or score > self.kept["score"]:
             self.kept = {"step": step, "score": score, "weights": whole_state(weights, everywhere=True)}
         return {f"{VALIDATION}{name}": value for name, value in row.items()}

@@ -255,6 +255,11 @@ class Recipe(BaseModel):
         return self.changed(**{"steps": self.steps, "epochs": self.epochs, **options})
 
     @property
+    def own_task(self) -> str:
+        """Where this recipe's Task stands: `task`. A domain whose options choose between several overrides it."""
+        return self.task
+
+    @property
     def steps_between_rows(self) -> int:
         """`log_every`, or a tenth of the steps in a run so short that it would have fewer than ten rows."""
         return min(self.log_every, max(1, self.steps // 10))

@@ -85,7 +85,7 @@ def task_class(recipe: Recipe) -> Any:
     """
     kind = type(recipe)
     allowed, cure = "a recipe whose `task` is 'package.module:Class'", "See CONTRIBUTING.md."
-    module, _, name = kind.task.partition(":")
+    module, _, name = recipe.own_task.partition(":")
     if not name:
         raise OptionError("recipe", f"{kind.__qualname__}, which names no task", allowed, cure)
     try:

@@ -209,14 +209,15 @@ def in_the_paper(row: Row) -> str:
 
 
 def curve(rows: Sequence[Row], units: Mapping[str, str], narrow: bool) -> Any:
-    """The training loss and the headline measurement by step. units: of metrics, by name."""
+    """The training loss, and by step what chooses the weights, or the headline. units: of metrics, by name."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     from polymix.pages.plots import COLOURS, PHONE_WIDTH
 
     names, evaluated = measured(rows)
-    headline = [name for name in names if name == f"{VALIDATION}{names[0]}"] or names[:1]
+    chosen = [name for name in names if name.startswith(VALIDATION)]  # the headline, or what a task is `chosen_by`
+    headline = [name for name in chosen if name == f"{VALIDATION}{names[0]}"] or chosen[:1] or names[:1]
     curves = [("loss", [row for row in rows if "loss" in row]), *((name, evaluated) for name in headline)]
     figure = Figure(figsize=(PHONE_WIDTH, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)

@@ -130,6 +130,7 @@ class Task(ABC, Generic[R, D]):
             "predictions", the class of each held-out sample and the model's answer, by number, and the data's summary
             has "classes", their names.
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
+        chosen_by: the metric by which keep="best" chooses the weights; None: the headline.
         start_counts: whether keep="best" may keep the weights before the first step.
         splits: how several processes share a sequence. "tokens": each has its own tokens from the batch to the loss,
             and `local` cuts them out; "blocks": each has the whole batch, and its own tokens within `shared_blocks`;
@@ -147,6 +148,7 @@ class Task(ABC, Generic[R, D]):
     fresh: ClassVar[tuple[str, ...]] = ()
     answers: ClassVar[bool] = False
     plain: ClassVar[tuple[str, ...]] = ()
+    chosen_by: ClassVar[str | None] = None
     start_counts: ClassVar[bool] = False
     splits: ClassVar[Literal["tokens", "blocks"] | None] = None
 

@@ -47,11 +47,11 @@ HEADERS = {
 }  # fmt: skip
 
 
-def _synthetic(domain):
+def _synthetic(domain, **options):
     """The default data of a domain, which lie on the disk as its usual layout has them."""
 
     def write(folder):
-        task = check_recipe(named_recipe(domain).preset("tiny"))
+        task = check_recipe(named_recipe(domain).preset("tiny").changed(**options))
         task.load(folder)
         return next(path for path in folder.iterdir() if path.is_dir())
 
@@ -177,6 +177,8 @@ DATA_SETS = {
     "jigsaw": (_by_class, {}), "satellite": (_synthetic("satellite"), {}),
     "satellite pastis24": (_pastis24, {"allow_pickle": True}), "segment": (_synthetic("segment"), {}),
     "timeseries": (_csv, {}), "timeseries m4": (_m4, {}), "timeseries tsf": (_synthetic("timeseries"), {}),
+    "timeseries anomalies": (_synthetic("timeseries", goal="anomalies"), {"goal": "anomalies"}),
+    "timeseries classes": (_synthetic("timeseries", goal="classes"), {"goal": "classes"}),
     "segment voc": (_voc_labels, {}), "segment3d": (_synthetic("segment3d"), {}),
     "segment3d pointcept": (_pointcept, {}), "text": (_texts, {"context": 16, "vocab": 300}),
     "text shards": (_shards, {"context": 16, "vocab": 64}),

@@ -34,10 +34,13 @@ PREDICTED = {
     "segment3d": "*.bin",
     "detect3d": "*.pcd.bin",
     "timeseries": "*.tsf",
+    "timeseries goal=anomalies": "*.txt",
+    "timeseries goal=classes": "*.ts",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}
-DOMAINS = sorted(OWN_RECIPES)
+# A recipe whose options choose between several tasks promises all of this of each.
+DOMAINS = sorted((*OWN_RECIPES, "timeseries goal=anomalies", "timeseries goal=classes"))
 # `text` has its own tests, and `instances` draws boxes by chance.
 TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
 CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved
@@ -53,9 +56,10 @@ def data(tmp_path_factory):
 
 
 def recipe_of(domain, data, *words):
+    domain, *choice = domain.split()
     recipe = named_recipe(domain).preset("tiny")
     texts = (f"data={data / 'texts'}", "held_out=0.2") if domain == "text" else ()
-    words = (*COMMON, *texts, *words)
+    words = (*COMMON, *choice, *texts, *words)
     return recipe.changed(**dict(word.split("=", 1) for word in words))  # the last counts
 
 

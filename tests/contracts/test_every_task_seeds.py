@@ -14,9 +14,11 @@ WITHOUT = {"text", "recall"}  # no default data; sequences that each step draws 
 
 
 def loaded(domain, seed, folder):
+    domain, *choice = domain.split()
     recipe = named_recipe(domain)
     recipe = recipe.preset("tiny") if "tiny" in recipe.presets else recipe
-    task = task_class(recipe)(recipe.changed(seed=seed))
+    recipe = recipe.changed(seed=seed, **dict(word.split("=") for word in choice))
+    task = task_class(recipe)(recipe)
     return task.load(folder)
 
 
@@ -25,7 +27,9 @@ def sample(data):
     return [leaf for leaf in tree_leaves(data.train[0]) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("domain", sorted(set(OWN_RECIPES) - WITHOUT))
+@pytest.mark.parametrize(
+    "domain", [*sorted(set(OWN_RECIPES) - WITHOUT), "timeseries goal=anomalies", "timeseries goal=classes"]
+)
 def test_seed_0_then_1_then_0_gives_the_data_of_0(domain, tmp_path):
     first = loaded(domain, 0, tmp_path)
     before = sample(first)

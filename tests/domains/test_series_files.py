@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 import numpy
 import pytest
 
-from polymix.domains.timeseries.data import list_problems, read
+from polymix.domains.timeseries.data import list_problems
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError
 from polymix.train.data.problems import Problems
 from polymix.train.data.series import installed
 from polymix.train.data.series.archives import read_ts, read_tsf
+from polymix.train.data.series.files import read
 from polymix.train.data.series.tables import read_table
 from polymix.train.data.series.times import calendar
 

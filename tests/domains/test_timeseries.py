@@ -6,15 +6,18 @@ import numpy
 import pytest
 import torch
 
-from polymix.domains.timeseries import controls, data, metrics
-from polymix.domains.timeseries.data import Window
+from polymix.domains.timeseries import data
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
-from polymix.domains.timeseries.synthetic import write_lead
 from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.errors import DataError, OptionError
 from polymix.train.data.problems import Problems
-from polymix.train.data.series import baselines
+from polymix.train.data.series import baselines, controls
+from polymix.train.data.series import parts as parts_of
+from polymix.train.data.series.files import read
+from polymix.train.data.series.scores import scores
+from polymix.train.data.series.synthetic import write_lead
 from polymix.train.data.series.times import Series
+from polymix.train.data.series.windows import Window
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
 
@@ -22,7 +25,7 @@ TINY = TimeseriesRecipe.tiny().changed(control=False)
 
 
 def cut(recipe, *series):
-    return data._cut(recipe, series, "series", Problems())
+    return parts_of.cut(data.form_of(recipe), series, "series")
 
 
 def ramp(length, variables=("a",), **options):
@@ -122,12 +125,12 @@ def test_scores_by_hand():
     window = Window(torch.tensor([[[0.0, 1.0, 2.0, 9.0]]]), torch.tensor([[[True, True, True, False]]]), torch.zeros(1, 4, 6),
                     torch.tensor([[2.0]]))  # fmt: skip
     levels = torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 0, 1.5])
-    result = metrics.scores(levels.expand(1, 1, 2, 9), window._replace(observed=window.observed))
+    result = scores(levels.expand(1, 1, 2, 9), window._replace(observed=window.observed))
     assert result["mae"] == 2.0 and result["mase"] == 1.0 and result["mse"] == 4.0, "the last was not observed"
     assert result["coverage_error"] == pytest.approx(0.8)
     pinball = (sum(level * 2.0 for level in numpy.arange(1, 9) / 10) + 0.9 * 0.5) / 9
     assert result["crps"] == pytest.approx(2 * pinball / 2)
-    point = metrics.scores(torch.zeros(1, 1, 2, 1), window)
+    point = scores(torch.zeros(1, 1, 2, 1), window)
     assert point["crps"] == point["mase"] and "coverage_error" not in point
 
 
@@ -166,7 +169,7 @@ def test_the_linear_control_finds_a_linear_law():
     wave = numpy.sin(2 * numpy.pi * steps / 13)[:, None]
     parts = cut(TINY, Series("wave", wave, ("a",)))
     window = parts.test.batch(range(16))
-    assert (controls.linear(parts, window) - window.values[..., 32:]).abs().max() < 0.02
+    assert (controls.linear(parts.train, parts.validation, window) - window.values[..., 32:]).abs().max() < 0.02
 
 
 def test_targets_alone_are_learnt_and_scored():
@@ -180,7 +183,7 @@ def test_targets_alone_are_learnt_and_scored():
 
 def test_followers_are_the_sum_of_their_leaders(tmp_path):
     write_lead(tmp_path, 0)
-    (series,) = data.read(str(tmp_path), None, Problems())
+    (series,) = read(str(tmp_path), None, Problems())
     leader, follower = series.values[:, :8], series.values[:, 8:]
     rest = follower[40:, 2] - 0.7 * (leader[40 - 26 : -26, 2] + leader[40 - 27 : -27, 5])
     assert abs(rest.std() - 0.1) < 0.01

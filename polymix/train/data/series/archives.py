@@ -1,4 +1,4 @@
-"""The text formats of the archives: .tsf (Monash: forecasts) and .ts (UCR and UEA: classes)."""
+"""The text formats of the archives: .tsf (Monash: forecasts), .ts (UCR and UEA: classes), and UCR's rows of numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from polymix.errors import DataError
 from polymix.files import regular
 from polymix.train.data.problems import Problems
 from polymix.train.data.series.tables import LARGEST, MISSING
@@ -21,6 +22,7 @@ FREQUENCIES = {
     "daily": (86400, "s", 7), "weekly": (604800, "s", 52), "monthly": (1, "M", 12), "quarterly": (3, "M", 4),
     "yearly": (12, "M", 1),
 }  # fmt: skip
+CLASS_FILES = (".ts", ".tsv", ".txt")
 Labelled = tuple[Array, str]  # values (T, V), class
 
 
@@ -77,6 +79,54 @@ def read_ts(path: Path, problems: Problems) -> list[Labelled]:
             values[: len(column), place] = column
         rows.append((values, label.strip()))
     return rows
+
+
+def read_rows(path: Path, problems: Problems) -> list[Labelled]:
+    """The series of a file of UCR with their classes, one a row: its class, then its numbers, with tabs or spaces."""
+    rows = []
+    for line, text in enumerate(read_text(regular(path)).splitlines(), 1):
+        if cells := text.replace(",", " ").split():
+            label, values = _numbers(cells[0]), _numbers(",".join(cells[1:]))
+            if label is None or not numpy.isfinite(label[0]) or values is None or not numpy.isfinite(values).any():
+                problems.add(path, f"line {line}", "not the number of a class and numbers")
+                continue
+            last = int(numpy.flatnonzero(numpy.isfinite(values))[-1])  # shorter series end with NaN
+            rows.append((values[: last + 1, None], f"{label[0]:g}"))
+    if not rows and not problems:
+        problems.add(path, "", "empty")
+    return rows
+
+
+def read_classes(source: str, problems: Problems) -> tuple[list[Labelled], list[Labelled]]:
+    """Series with classes: those of NAME_TRAIN and of NAME_TEST, or all and none where the names do not say it.
+
+    source: a folder, or one of the files. Raises DataError: there are none, or several data sets.
+    """
+    path = Path(source)
+    files = [file for file in sorted(path.iterdir()) if file.is_file()] if path.is_dir() else [path]
+    files = [file for file in files if file.is_file() and file.suffix.lower() in CLASS_FILES]
+    if not path.is_dir() and files and path.stem.endswith(("_TRAIN", "_TEST")):
+        pair = [path.with_stem(f"{path.stem.rpartition('_')[0]}_{part}") for part in ("TRAIN", "TEST")]
+        files = [file for file in pair if file.is_file()]
+    if path.is_dir():  # the archive has the same series as .ts and .tsv
+        files = next((some for ending in CLASS_FILES if (some := [f for f in files if f.suffix.lower() == ending])), [])
+    parts = {part: [file for file in files if file.stem.endswith(f"_{part}")] for part in ("TRAIN", "TEST")}
+    train, test = parts["TRAIN"], parts["TEST"]
+    if not train or not test:
+        train, test = files, []
+    if not files or (len(train) > 1 and test):
+        got = f"{source}, with {len(train)} data sets" if files else f"{source}, with no file {', '.join(CLASS_FILES)}"
+        got = got if path.exists() else f"{source}, which does not exist"
+        allowed = "the files NAME_TRAIN.ts and NAME_TEST.ts of one data set"
+        raise DataError("data", got, allowed, "Pass one of its files.")
+    both = []
+    for some in (train, test):
+        rows: list[Labelled] = []
+        for file in some:
+            with problems.noting():
+                rows += (read_ts if file.suffix.lower() == ".ts" else read_rows)(file, problems)
+        both.append(rows)
+    return both[0], both[1]
 
 
 def _parts(path: Path, problems: Problems) -> tuple[list[list[str]], list[tuple[int, str]]]:

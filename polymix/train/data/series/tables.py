@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,52 @@ ETT_MONTHS = (12, 16, 20)
 M4_SEASONS = {"Hourly": 24, "Daily": 1, "Weekly": 1, "Monthly": 12, "Quarterly": 4, "Yearly": 1}  # M4's own
 
 
+# A file of the UCR Anomaly Archive: its name ends with the steps of the training, and the anomaly's first and last.
+UCR_ANOMALY = re.compile(r"UCR_Anomaly_.*_(\d+)_(\d+)_(\d+)$")
+UCR_VALIDATION = 5  # of the training steps of such a file, every fifth is the validation part, at its end
+LABELS = ("is_anomaly", "anomaly", "label", "labels", "outlier", "is_outlier", "attack")  # names of columns
+
+
 def read_table(path: Path, problems: Problems) -> Series | None:
     """The series of a csv or Parquet file; None, with problems: it has none. A file named ETT… has that layout."""
+    if (match := UCR_ANOMALY.search(path.stem)) is not None:
+        train, first, last = map(int, match.groups())
+        return _ucr_anomaly(path, train, first, last, problems)
     series = _parquet(path, problems) if path.suffix.lower() in (".parquet", ".pq") else _csv(path, problems)
     if series is None or not re.match(r"ETT[hm]\d", path.name):
         return series
     month = 30 * 24 * (4 if path.name[3] == "m" else 1)
-    train, val, test = (months * month for months in ETT_MONTHS)
+    learnt, val, test = (months * month for months in ETT_MONTHS)
     if len(series) < test:
         problems.add(path, "", f"{len(series):,} rows, where ETT's split needs {test:,}")
         return None
-    return Series(series.name, series.values[:test], series.variables, series.start, series.step, (train, val))
+    return Series(series.name, series.values[:test], series.variables, series.start, series.step, (learnt, val))
+
+
+def _ucr_anomaly(path: Path, train: int, first: int, last: int, problems: Problems) -> Series | None:
+    cells = read_text(regular(path)).split()
+    numbers = [_number(cell, ",") for cell in cells]
+    if None in numbers:
+        problems.add(path, f"number {numbers.index(None) + 1}", f"{shown(cells[numbers.index(None)])} is no number")
+        return None
+    if not 0 < train < first <= last <= len(numbers):  # steps are counted from 1
+        problems.add(path, "", f"{len(numbers):,} numbers, which do not fit the steps in its name")
+        return None
+    labels = numpy.zeros(len(numbers))
+    labels[first - 1 : last] = 1
+    ends = (train - train // UCR_VALIDATION, train)
+    return Series(path.stem, numpy.array(numbers, numpy.float64)[:, None], ("value",), ends=ends, labels=labels)
+
+
+def with_labels(series: Series) -> Series:
+    """A series whose column of labels, if it has one, is no variable but says which steps are anomalies."""
+    place = next((place for place, name in enumerate(series.variables) if name.lower() in LABELS), None)
+    if place is None:
+        return series
+    others = [other for other in range(len(series.variables)) if other != place]
+    labels = (numpy.nan_to_num(series.values[:, place]) != 0).astype(numpy.float64)
+    names = tuple(series.variables[other] for other in others)
+    return replace(series, values=series.values[:, others], variables=names, labels=labels)
 
 
 def _csv(path: Path, problems: Problems) -> Series | None:
@@ -67,7 +103,16 @@ def _csv(path: Path, problems: Problems) -> Series | None:
     columns: list[Sequence[str]] = list(zip(*rows[1:], strict=True))
     clock = _time_column(names, columns)
     times: list[datetime] | None = None
-    if clock is not None:
+    steps = [] if clock is None else [_number(cell, delimiter) for cell in columns[clock]]
+    if clock is not None and None not in steps and parse_time(columns[clock][0]) is None:
+        apart = numpy.diff(numpy.array(steps, numpy.float64))
+        if len(apart) and (apart[0] <= 0 or (apart != apart[0]).any()):
+            place = int(numpy.argmax(apart != apart[0])) + 1
+            text = f"{shown(columns[clock][place])} does not follow in steps of one length: write times as {EXAMPLE}"
+            problems.add(path, f"line {place + first}", text)
+            return None
+        problems.note(path, "its times are numbers, so the clock is unknown")
+    elif clock is not None:
         read = [parse_time(cell) for cell in columns[clock]]
         if None in read:
             place = read.index(None)

@@ -33,6 +33,7 @@ class Series:
             times are unknown.
         ends: the rows at which the training and the validation part end, where the layout says so.
         season: steps of a season, where the file says so; None: by the clock.
+        labels: (T,), 1 where the file says that a step is an anomaly; None: it says nothing.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Series:
     step: Any = None
     ends: tuple[int, int] | None = None
     season: int | None = None
+    labels: Array | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -102,7 +104,9 @@ def on_clock(
     if (steps <= 0).any():
         place = int(numpy.argmax(steps <= 0))
         line, time = f"line {place + first_line + 1}", times[place + 1]
-        if 0 <= -int(steps[place]) <= 3600:
+        if times[place + 1] > times[place]:
+            text = f"{time} is less than a second after {times[place]}: leave out the column of times, or resample"
+        elif 0 <= -int(steps[place]) <= 3600:
             text = (
                 f"{time} comes a second time. Where the clock was set back (daylight saving), write times in UTC or "
                 f"with their offset, such as {EXAMPLE}+01:00; else remove one of the rows"
