@@ -33,7 +33,7 @@ class VideoRecipe(Recipe):
     task: ClassVar[str] = "polymix.domains.video.task:VideoTask"
     takes_plan: ClassVar[bool] = True
     reading: ClassVar[tuple[str, ...]] = ("stride",)
-    of_default: ClassVar[tuple[str, ...]] = ("synthetic", "synthetic_train", "synthetic_test")
+    of_default: ClassVar[tuple[str, ...]] = ("synthetic",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "frames": 3, "image_size": 16, "patch": 8, "dim": 16,
                  "depth": 1, "synthetic_train": 16, "synthetic_test": 8, "dropout": 0.0},
