@@ -147,7 +147,7 @@ def sine_positions(
 
 
 def sines(places: Tensor, dim: int, base: float = 100.0) -> Tensor:
-    """(N, dim): of places (N, axes) sines and cosines at wavelengths from 2π to 2π · base, as many an axis, then zeros."""
+    """(N, dim): sines and cosines of places (N, axes) at wavelengths from 2π to 2π · base, then zeros."""
     each = dim // (2 * places.shape[1])
     frequency = base ** -(torch.arange(each, device=places.device) / max(each, 1))
     angle = (places.unsqueeze(-1) * frequency).flatten(1)

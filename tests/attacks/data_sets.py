@@ -177,6 +177,7 @@ DATA_SETS = {
     "jigsaw": (_by_class, {}), "satellite": (_synthetic("satellite"), {}),
     "satellite pastis24": (_pastis24, {"allow_pickle": True}), "segment": (_synthetic("segment"), {}),
     "timeseries": (_csv, {}), "timeseries m4": (_m4, {}), "timeseries tsf": (_synthetic("timeseries"), {}),
+    "video": (_synthetic("video"), {}),
     "segment voc": (_voc_labels, {}), "segment3d": (_synthetic("segment3d"), {}),
     "segment3d pointcept": (_pointcept, {}), "text": (_texts, {"context": 16, "vocab": 300}),
     "text shards": (_shards, {"context": 16, "vocab": 64}),

@@ -34,6 +34,7 @@ PREDICTED = {
     "segment3d": "*.bin",
     "detect3d": "*.pcd.bin",
     "timeseries": "*.tsf",
+    "video": "*.npy",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}

@@ -142,14 +142,23 @@ def test_bouncing_and_passing_differ_only_by_the_way():
     draw = torch.Generator().manual_seed(3)
     bounce, passing = (synthetic.MOVES["collision"](torch.full((1,), label), 9, torch.Generator().manual_seed(3))[0]
                        for label in (0, 1))  # fmt: skip
-    assert torch.allclose(bounce[:5], passing[:5].flip(-1), atol=1e-5) or torch.allclose(bounce[:5], passing[:5], atol=1e-5)
-    assert torch.allclose(bounce[-1], bounce[0], atol=1e-5) and torch.allclose(passing[-1], passing[0].flip(-1), atol=1e-5)
+    assert torch.allclose(bounce[:5], passing[:5].flip(-1), atol=1e-5) or torch.allclose(
+        bounce[:5], passing[:5], atol=1e-5
+    )
+    assert torch.allclose(bounce[-1], bounce[0], atol=1e-5) and torch.allclose(
+        passing[-1], passing[0].flip(-1), atol=1e-5
+    )
     assert draw is not None
 
 
 def test_after_the_screen_nothing_but_the_screen_is_left():
-    last = [synthetic.MOVES["hidden"](torch.full((50,), label), 6, torch.Generator().manual_seed(label))[:, -1] for label in (0, 1)]
-    assert torch.allclose(last[0], last[0][:1].expand_as(last[0]), atol=0.02) and torch.allclose(last[0], last[1], atol=0.02)
+    last = [
+        synthetic.MOVES["hidden"](torch.full((50,), label), 6, torch.Generator().manual_seed(label))[:, -1]
+        for label in (0, 1)
+    ]
+    assert torch.allclose(last[0], last[0][:1].expand_as(last[0]), atol=0.02) and torch.allclose(
+        last[0], last[1], atol=0.02
+    )
 
 
 def arrays(folder, shape=(4, 6, 16, 16), classes=("a", "b"), seed=0):
@@ -216,8 +225,8 @@ def test_a_run_measures_draws_evaluates_and_predicts(target, tmp_path):
     content = json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"][0]
     if target == "class":
         assert content["label"] in ("a", "b") and [part["end"] for part in content["windows"]] == [3, 4, 5, 6]
+    short = arrays(tmp_path / "short", (1, 2, 16, 16)) / "a" / "clips.npy"
     with pytest.raises(DataError, match="frames"):
-        short = arrays(tmp_path / "short", (1, 2, 16, 16)) / "a" / "clips.npy"
         saved.predict([short], tmp_path / "seen")
 
 

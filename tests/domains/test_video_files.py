@@ -69,7 +69,9 @@ def test_a_video_is_turned_as_it_is_shown(tmp_path):
             return numpy.arange(24, dtype=numpy.uint8).reshape(2, 4, 3)
 
     turned = _upright(Frame())
-    assert turned.shape == (3, 4, 2) and torch.equal(turned, torch.rot90(torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1), 1, (1, 2)))
+    assert turned.shape == (3, 4, 2) and torch.equal(
+        turned, torch.rot90(torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1), 1, (1, 2))
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 8, 8), (2, 5, 8, 8, 3)])
@@ -162,7 +164,9 @@ def test_a_mistake_is_one_sentence_with_its_file_for_check_and_for_training(writ
 
 
 def test_what_is_wrong_with_the_folder_is_said(tmp_path):
-    assert "no folder" in problems(tmp_path / "none", target="next_frame")[0] or "none" in problems(tmp_path / "none")[0]
+    assert (
+        "no folder" in problems(tmp_path / "none", target="next_frame")[0] or "none" in problems(tmp_path / "none")[0]
+    )
     frames(tmp_path / "a" / "one")
     assert "two or more classes" in problems(tmp_path)[0] or "a: 1" in problems(tmp_path)[0]
     numpy.save(tmp_path / "loose.npy", numpy.zeros((2, 4, 8, 8), numpy.uint8))

@@ -40,10 +40,10 @@ class VideoRecipe(Recipe):
     }  # fmt: skip
 
     batch_size: BatchSize = 32
-    steps: Steps = 1000
-    learning_rate: LearningRate = 1e-3
+    steps: Steps = 800
+    learning_rate: LearningRate = 2e-3
     final: Final = 0.0
-    evaluate_every: EvaluateEvery = 250
+    evaluate_every: EvaluateEvery = 200
     mixer: Mixer = "pom"
     target: Literal["class", "next_frame"] = Field("class", description="what is predicted of a clip")
     causal: Literal["frame"] | None = Field(
@@ -54,7 +54,7 @@ class VideoRecipe(Recipe):
     frames: int = Field(8, ge=2, le=100_000, description="frames of a clip that the model sees")
     stride: Count = Field(1, description="frames of the video from one frame of a clip to the next")
     image_size: Count = Field(32, description="side in pixels to which the middle square of each frame is resized")
-    patch: Count = Field(8, description="side of a token in pixels, a divisor of the image size")
+    patch: Count = Field(16, description="side of a token in pixels, a divisor of the image size")
     dim: Count = Field(64, description="channels")
     depth: int = Field(2, ge=1, le=10_000, description="blocks")
     mlp_ratio: Positive = Field(2.0, description="hidden units of the MLP per channel")
