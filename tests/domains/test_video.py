@@ -230,13 +230,16 @@ def test_a_run_measures_draws_evaluates_and_predicts(target, tmp_path):
         saved.predict([short], tmp_path / "seen")
 
 
-def test_a_model_refuses_classes_and_colours_that_it_does_not_know(tmp_path):
+def test_a_model_refuses_classes_that_it_does_not_know_and_sees_colours_as_it_was_trained(tmp_path):
     train(TINY.changed(data=str(arrays(tmp_path / "x"))), tmp_path / "run")
     saved = SavedRun.of(tmp_path / "run")
     with pytest.raises(DataError, match="class"):
         saved.measure(str(arrays(tmp_path / "y", classes=("a", "c"))))
-    with pytest.raises(DataError, match="colour"):
-        saved.measure(str(arrays(tmp_path / "z", (4, 6, 16, 16, 3))))
+    colour = arrays(tmp_path / "z", (4, 6, 16, 16, 3)) / "a" / "clips.npy"
+    grey = numpy.load(colour).mean(-1).round().astype(numpy.uint8)
+    numpy.save(tmp_path / "grey.npy", grey)
+    rows = saved.predict([colour, tmp_path / "grey.npy"], tmp_path / "seen")
+    assert rows[0]["probability"] == pytest.approx(rows[1]["probability"], abs=0.01)
 
 
 def test_synthetic_data_are_of_their_kind_and_seed(tmp_path):

@@ -34,7 +34,7 @@ def video(path, count=6, size=(32, 24), times=None, codec="mpeg4"):
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 100)
         for place in range(count):
-            picture = numpy.full((size[1], size[0], 3), 30 * place, numpy.uint8)
+            picture = numpy.full((size[1], size[0], 3), 30 * place % 256, numpy.uint8)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = (times or range(0, 400, 4))[place], Fraction(1, 100)
             container.mux(stream.encode(frame))
@@ -72,6 +72,11 @@ def test_a_video_is_turned_as_it_is_shown(tmp_path):
     assert turned.shape == (3, 4, 2) and torch.equal(
         turned, torch.rot90(torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1), 1, (1, 2))
     )
+
+
+def test_a_single_gap_of_many_frames_is_no_variable_frame_rate(tmp_path):
+    (clip,) = read(video(tmp_path / "x.mkv", 40, times=[0, *range(8, 400, 4)]), 8)
+    assert len(clip) == 40, "as files that were cut begin"
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 8, 8), (2, 5, 8, 8, 3)])

@@ -49,8 +49,9 @@ class Clips(Dataset[tuple[Tensor, int]]):
         return self.cut(video, start), self.labels[place]
 
     def cut(self, video: Tensor, start: int) -> Tensor:
-        """A clip of a video, from a frame on, as the model's input."""
-        clip = video[start : start + self.recipe.span : self.recipe.stride].expand(-1, len(self.mean), -1, -1)
+        """A clip of a video, from a frame on, as the model's input: in colour or grey, as its training was."""
+        clip = video[start : start + self.recipe.span : self.recipe.stride].float()
+        clip = clip.mean(1, keepdim=True) if len(self.mean) == 1 else clip.expand(-1, len(self.mean), -1, -1)
         return (clip - self.mean) / self.std
 
     def chosen(self, places: Sequence[int]) -> Clips:
@@ -188,15 +189,13 @@ def from_summary(recipe: VideoRecipe, summary: Mapping[str, Any]) -> VideoData:
 def known_as(data: VideoData, summary: Mapping[str, Any], recipe: VideoRecipe) -> VideoData:
     """Clips as a trained model knows them: by its classes, mean and deviation.
 
-    Raises DataError for a class that the model does not know, or colour for a model of grey clips.
+    Raises DataError for a class that the model does not know.
     """
     trained = from_summary(recipe, summary)
     odd = [name for name in data.classes if name not in trained.classes]
     if odd and recipe.target == "class":
         allowed = f"the model's classes: {', '.join(trained.classes[:20])}"
         raise DataError("data", f"the class {odd[0]!r} in {data.name}", allowed, "Rename its folder.")
-    if data.channels not in (1, trained.channels):
-        raise DataError("data", f"{data.name} in colour", "grey clips, as the model takes", "Convert them to grey.")
 
     def known(part: Clips) -> Clips:
         labels = part.labels if odd else [trained.classes.index(data.classes[label]) for label in part.labels]

@@ -111,10 +111,9 @@ def predict(
     rows = []
     for file, name in zip(files, output_names(files), strict=True):
         video = read(file, recipe.image_size)[0]
-        if len(video) < window or video.shape[1] not in (1, data.channels):
-            got = f"{file} of {len(video)} frames with {video.shape[1]} channels"
-            allowed = f"{window} frames or more with {data.channels}, as the model takes"
-            raise DataError("files", got, allowed, "Use a longer video, or convert it.")
+        if len(video) < window:
+            got = f"{file} of {len(video)} frames"
+            raise DataError("files", got, f"{window} frames or more, as the model takes", "Use a longer video.")
         ends = [window + place for place in spread(len(video) - window + 1, WINDOWS)]
         ends = [len(video)] if recipe.target != "class" else ends
         inputs = torch.stack([data.train.cut(video[end - window : end], 0) for end in ends])

@@ -21,6 +21,7 @@ from polymix.train.data.splits import natural
 VIDEOS = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg", ".m4v"})
 ARRAYS = frozenset({".npy"})
 MAX_JITTER = 0.5  # of the usual time between two frames, by which one may come early or late
+MAX_IRREGULAR = 0.05  # share of the frames that may: files that were cut begin with a gap
 WHAT, CURE = "a video, a folder of frames, or an array of clips", "Repair or remove it."
 
 
@@ -95,7 +96,7 @@ def _check_regular(path: Path, times: list[float]) -> None:
         return
     usual = float(numpy.median(steps))
     odd = numpy.flatnonzero(numpy.abs(steps - usual) > MAX_JITTER * usual)
-    if len(odd):
+    if len(odd) > MAX_IRREGULAR * len(steps):
         place = int(odd[0])
         got = f"{path}, whose frame {place + 2:,} comes after {steps[place]:.3f} s instead of {usual:.3f} s"
         cure = "Convert it, for example with ffmpeg -i IN.mp4 -r 25 OUT.mp4."
