@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from polymix.domains.video import data, metrics, synthetic
-from polymix.domains.video.hosts import StreamState, VideoTransformer
+from polymix.domains.video.hosts import StreamState
 from polymix.domains.video.recipe import VideoRecipe
 from polymix.domains.video.task import VideoTask
 from polymix.errors import CapabilityError, DataError, OptionError, ShapeError
-from polymix.train.data.problems import Problems
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
 
@@ -139,16 +138,11 @@ def test_a_disc_moves_where_its_class_says():
 
 
 def test_bouncing_and_passing_differ_only_by_the_way():
-    draw = torch.Generator().manual_seed(3)
+    """Alike until they meet; then a bouncing shape ends where it began, and a passing one on the other side."""
     bounce, passing = (synthetic.MOVES["collision"](torch.full((1,), label), 9, torch.Generator().manual_seed(3))[0]
                        for label in (0, 1))  # fmt: skip
-    assert torch.allclose(bounce[:5], passing[:5].flip(-1), atol=1e-5) or torch.allclose(
-        bounce[:5], passing[:5], atol=1e-5
-    )
-    assert torch.allclose(bounce[-1], bounce[0], atol=1e-5) and torch.allclose(
-        passing[-1], passing[0].flip(-1), atol=1e-5
-    )
-    assert draw is not None
+    assert torch.allclose(bounce[:5], passing[:5], atol=1e-5) and torch.allclose(bounce[-1], bounce[0], atol=1e-5)
+    assert torch.allclose(passing[-1], passing[0].flip(-1), atol=1e-5) and not torch.allclose(passing[-1], passing[0])
 
 
 def test_after_the_screen_nothing_but_the_screen_is_left():
@@ -247,5 +241,4 @@ def test_synthetic_data_are_of_their_kind_and_seed(tmp_path):
     assert one.classes == ("down", "left", "right", "up") and (len(one.train), len(one.test)) == (16, 8)
     assert not torch.equal(one.train.videos[0], two.train.videos[0])
     assert torch.equal(one.train.videos[0], data.load(TINY, tmp_path, print).train.videos[0])
-    assert data.list_problems(TINY, str(next(tmp_path.glob("direction-*")))) == [] and not Problems()
-    assert VideoTransformer(TINY, [], 1, 2).step is not None
+    assert data.list_problems(TINY, str(next(tmp_path.glob("direction-*")))) == []
