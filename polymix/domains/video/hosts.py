@@ -91,7 +91,8 @@ class VideoTransformer(nn.Module):
         state = StreamState(0, (None,) * len(self.blocks)) if state is None else state
         time = torch.tensor([state.frames], device=frames.device)
         tokens, states = self._tokens(frames[:, None], time)[:, 0], []
-        for block, call, before in zip(self.blocks, self.calls, state.mixers, strict=True):
+        blocks: Any = self.blocks
+        for block, call, before in zip(blocks, self.calls, state.mixers, strict=True):
             tokens, after = block.step(tokens, before, **call) if "causal" in call else (block(tokens, **call), None)
             states.append(after)
         return self._output(tokens[:, None], frames[:, None])[:, 0], StreamState(state.frames + 1, tuple(states))
