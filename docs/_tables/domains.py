@@ -25,7 +25,7 @@ MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "segment3d": "miou",
     "detect3d": "NDS", "timeseries": "mase", "timeseries/anomalies": "auc", "timeseries/classes": "accuracy",
-    "generation": "fd",
+    "video": "accuracy", "generation": "fd",
 }  # fmt: skip
 
 
@@ -96,6 +96,29 @@ def goal_controls(goal: str, metric: str, controls: tuple[str, ...]) -> str:
     head = (*(f"`{name}`" for name in controls), *(f"`{key}`" for key in ("dlinear", "linear_floor") if key in rows),
             f"best mixer, {metric}")  # fmt: skip
     return table(head, [line])
+
+
+def video_stream() -> str:
+    """Frames a second of a stream by the frames so far, and what is kept of them."""
+    content, lines = load("video-stream.json"), []
+    rows, settings = {(row["mixer"], row["frames"]): row for row in content["rows"]}, content["settings"]
+    for frames in dict.fromkeys(row["frames"] for row in content["rows"]):
+        pair = [rows[mixer, frames] for mixer in ("pom", "softmax")]
+        speeds = [1 / row["seconds"] for row in pair]
+        kept = [f"{row['kept_bytes'] / 2**20:.3g}" for row in pair]
+        lines.append((frames, *(f"{speed:.1f}" for speed in speeds), f"{speeds[0] / speeds[1]:.2g} ×", *kept))
+    head = (
+        "frame of the stream",
+        "`pom`, frames/s",
+        "attention, frames/s",
+        "ratio",
+        "`pom` keeps, MiB",
+        "attention keeps, MiB",
+    )
+    busy = " Other work ran on the machine." if settings["busy"] else ""
+    about = f"{where(content['machine'])}, processor time on one thread; {settings['tokens']} tokens a frame, "
+    about += f"{settings['dim']} channels, {settings['depth']} blocks, one stream.{busy}"
+    return f"{about}\n\n{table(head, lines)}\n\n`python benchmarks/video_stream.py OUT.json`"
 
 
 def satellite_tried() -> str:
@@ -415,6 +438,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "timeseries-classes-controls": lambda: goal_controls("classes", "accuracy", CLASS_CONTROLS),
     "timeseries-vowels": lambda: default_run("timeseries/vowels", ("accuracy", "val_loss")),
     "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
+    "video": lambda: default_run("video", ("accuracy", "val_loss")),
+    "video-stream": video_stream,
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,
     "generation-resolution": generation_resolution,

@@ -140,11 +140,15 @@ def sine_positions(
 
     within: a grid (H', W') over which the H × W places are spread evenly, to interpolate; None: the grid itself.
     """
-    quarter = dim // 4
-    frequency = base ** -(torch.arange(quarter) / max(quarter, 1))
     axes = [torch.arange(size).float() for size in grid]
     if within is not None:
         axes = [(axis + 0.5) * (old / len(axis)) - 0.5 for axis, old in zip(axes, within, strict=True)]
-    position = torch.cartesian_prod(*axes)  # (N, 2)
-    angle = (position.unsqueeze(-1) * frequency).flatten(1)
-    return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, dim - 4 * quarter))
+    return sines(torch.cartesian_prod(*axes), dim, base)
+
+
+def sines(places: Tensor, dim: int, base: float = 100.0) -> Tensor:
+    """(N, dim): sines and cosines of places (N, axes) at wavelengths from 2π to 2π · base, then zeros."""
+    each = dim // (2 * places.shape[1])
+    frequency = base ** -(torch.arange(each, device=places.device) / max(each, 1))
+    angle = (places.unsqueeze(-1) * frequency).flatten(1)
+    return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), 1), (0, dim - 2 * angle.shape[1]))

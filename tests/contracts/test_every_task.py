@@ -36,6 +36,7 @@ PREDICTED = {
     "timeseries": "*.tsf",
     "timeseries goal=anomalies": "*.txt",
     "timeseries goal=classes": "*.ts",
+    "video": "*.npy",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}

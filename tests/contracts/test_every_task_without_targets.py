@@ -34,7 +34,7 @@ CLASSES = 3
 DATA = SimpleNamespace(  # what the builders of the hosts read of their data
     classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1], variables=("value",)
 )
-EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text"}
+EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text", "video"}
 
 
 def target(side, count):

@@ -16,6 +16,7 @@ HOSTS = {
     "detect, detr": {"host": "detr", **DETR},
     "jigsaw": {},
     "timeseries": {},
+    "video": {},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},

@@ -9,7 +9,6 @@ from PIL import Image
 
 import polymix
 from polymix.cli import main
-from polymix.domains.classify.metrics import scores, wilson
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.task import ClassifyTask
 from polymix.domains.recall.recipe import RecallRecipe
@@ -17,6 +16,7 @@ from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
 from polymix.models import VisionTransformer
 from polymix.results import schema_of
+from polymix.train.data.classified import scores, wilson
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from polymix.workflows.evaluate import Evaluation, Settings, evaluate

@@ -23,6 +23,7 @@ from polymix.limits import check_memory
 from polymix.mixers import MixerConfig
 from polymix.models import VisionTransformer
 from polymix.numbers import percent, plural
+from polymix.train.data import classified
 from polymix.train.data.images import ImageData, load_digits
 from polymix.train.data.sampling import Order, Seeded, Slices, number
 from polymix.train.initial import start_as_normal
@@ -278,13 +279,13 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
 
     def measure(self, model: nn.Module, data: ImageData, process: Process) -> dict[str, float]:
         """Accuracy (top-1), top_5 from six classes on, and mean cross-entropy on the test images."""
-        return measuring.measure(*measuring.answers(model, data, self.recipe, process))
+        return classified.measure(*measuring.answers(model, data, self.recipe, process))
 
     def details(self, model: nn.Module, data: ImageData, process: Process) -> dict[str, Any]:
         """`scores` on the test images, and in "predictions" and "labels" each one's answer and class, by number."""
         logits, labels = measuring.answers(model, data, self.recipe, process)
         each = {"predictions": logits.argmax(1).tolist(), "labels": labels.tolist()}
-        return {**measuring.scores(logits, labels, data.classes), **each}
+        return {**classified.scores(logits, labels, data.classes), **each}
 
     def draw(self, model: nn.Module, data: ImageData, folder: Path) -> list[Path]:
         logits, labels = measuring.answers(model, data, self.recipe, Process())
