@@ -1,5 +1,6 @@
 """A model whose sequences are shared trains as on one process: with the engines of torch, in pieces, with dropout."""
 
+import itertools
 import json
 import time
 
@@ -190,18 +191,20 @@ def language(mesh, mixers):
                               max_position_embeddings=32)  # fmt: skip
     model = PolymixGPTForCausalLM(config).double().train()
     ids, worst = torch.randint(11, (2, TOKENS)), 0.0
-    segments = torch.tensor([0] * 3 + [1] * 7 + [2] * 2).expand(2, -1) if set(mixers) <= {"pom", "softmax"} else None
-    place = torch.arange(TOKENS).expand(2, -1)
-    expected = model(ids, position_ids=place, segment_ids=segments).logits
-    for order in ("contiguous", "head_tail"):
+    packed, place = torch.tensor([0] * 3 + [1] * 7 + [2] * 2).expand(2, -1), torch.arange(TOKENS).expand(2, -1)
+    for order, segments in itertools.product(("contiguous", "head_tail"), (None, packed)):
+        with alone(model):
+            expected = model(ids, position_ids=place, segment_ids=segments).logits
         parallelize(model, mesh, order=order)
         part = [None if t is None else shard(t, mesh, order=order) for t in (ids, place, segments, expected)]
         worst = max(worst, largest((model(part[0], position_ids=part[1], segment_ids=part[2]).logits, part[3])))
     return worst
 
 
-@pytest.mark.parametrize("mixers", [["pom", "softmax"], ["qt", "local"]])
-def test_language_models(two, mixers):
+@pytest.mark.parametrize("mixers", [
+    ["pom", "softmax"], ["qt", "local"], ["mamba", "hyena:filter=explicit:length=8", "padre:causal=true"],
+    ["linear", "hla", "power", "performer"]])  # fmt: skip
+def test_language_models_also_of_packed_sequences(two, mixers):
     assert max(two.call(language, mixers)) < 1e-12
 
 
