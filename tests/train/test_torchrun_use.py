@@ -81,13 +81,13 @@ def test_processes_of_torchrun_write_what_one_writes(runs, prompt):
 
 
 WRONG = {
-    "more than there are": (2, ["generate", "pom", *HERE, SHARED, "3"], "is 3 with 2 processes"),
-    "fewer than there are": (2, ["predict", "padre", "a.png"], "is 1 with 2 processes"),
-    "in one process": (1, ["predict", "padre", "a.png", SHARED, "2"], "is 2 with 1 process."),
-    "none": (2, ["predict", "padre", "a.png", SHARED, "0"], "is 0 with 2 processes"),
-    "none in one process": (1, ["generate", "pom", *HERE, SHARED, "0"], "is 0 with 1 process."),
-    "negative": (2, ["generate", "pom", *HERE, SHARED, "-1"], "is -1 with 2 processes"),
-    "text": (2, ["generate", "pom", *HERE, SHARED, "two"], "'two' is not a valid integer"),
+    "more than there are": (2, ["generate", "pom", *HERE, SHARED, "3"], "got 3 with 2 processes"),
+    "fewer than there are": (2, ["predict", "padre", "a.png"], "got 1 with 2 processes"),
+    "in one process": (1, ["predict", "padre", "a.png", SHARED, "2"], "got 2 with 1 process."),
+    "none": (2, ["predict", "padre", "a.png", SHARED, "0"], "got 0 with 2 processes"),
+    "none in one process": (1, ["generate", "pom", *HERE, SHARED, "0"], "got 0 with 1 process."),
+    "negative": (2, ["generate", "pom", *HERE, SHARED, "-1"], "got -1 with 2 processes"),
+    "text": (2, ["generate", "pom", *HERE, SHARED, "two"], "a valid integer"),
     "texts from pictures": (2, ["generate", "padre", *HERE, SHARED, "2"], "no config.json"),
     "pictures of texts": (2, ["predict", "pom", "a.png", SHARED, "2"], "the task text"),
     "no such run": (2, ["predict", "nowhere", "a.png", SHARED, "2"], "which does not exist"),
