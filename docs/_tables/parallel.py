@@ -69,15 +69,14 @@ def proof() -> str:
         return ABSENT
     content = load(PROOF)
     under, last = f"{content['mib']:,} MiB", str(content["steps"])
-    lines = []
-    for one in content["alone"]:
-        outcome = "trained" if one["trained"] else f"out of memory after step {one['steps']}"
-        lines.append([f"1 process, {under}", f"{one['tokens']:,}", outcome])
-    three = f"4, one killed after step {content['killed_after']}; then 3, {content['more']:,} MiB each"
-    for name, key in (("1 process, no limit", "one"), (f"4 processes, {under} each", "four"), (three, "three")):
-        lines.append([name, f"{4 * content['own']:,}", f"loss {content['losses'][key][last]:.6f} at step {last}"])
+    longest = f"trained; {content['own'] + content['grain']:,} need more memory"
+    lines, losses = [[f"1 process, {under}", f"{content['own']:,}", longest]], content["losses"]
+    three = f"4, one killed after step {content.get('killed_after')}; then 3, {content['more']:,} MiB each"
+    names = {"one": "1 process, no limit", "four": f"4 processes, {under} each", "three": three}
+    for key, steps in losses.items():
+        lines.append([names[key], f"{4 * content['own']:,}", f"loss {steps[last]:.6f} at step {last}"])
     text = table(("processes, and the memory of each", "tokens of a sequence", "outcome"), lines)
-    difference = content["largest_difference"]
+    difference = max(abs(steps[step] - loss) for steps in losses.values() for step, loss in losses["one"].items())
     return text + f"\n\nThe largest difference of a step's loss to that of one process is {difference:.1e}."
 
 

@@ -37,7 +37,7 @@ def command(
     check_paths("files", *files)
     import torch
 
-    from polymix.devices import check_device
+    from polymix.devices import check_device, processes
     from polymix.train.saved import SavedRun
 
     check_device(device, "--device")
@@ -50,6 +50,8 @@ def command(
         .changed(words)
         .predict(files, out, device=device, say=say, sequence_parallel=sequence_parallel)
     )
+    if processes()[0]:
+        return  # the first process says what all have found
     if as_json:
         print_json(rows)
         return

@@ -20,6 +20,11 @@ LOOKS = 150  # in that time
 _TEXT = 400  # bytes of an error that the other processes repeat
 
 
+def store_of_all() -> Any:
+    """The store of all processes. PyTorch 2.6 gives it by no public call; later `ProcessGroup.get_group_store` does."""
+    return dist.distributed_c10d._get_default_store()
+
+
 class Processes:
     """The processes that share a sequence. `sent` counts the bytes that this one sends to others."""
 
@@ -44,7 +49,7 @@ class Processes:
         ranks = dist.get_process_group_ranks(self.group)
         waits = f"polymix/waits/{ranks}/"
         try:
-            store = dist.distributed_c10d._get_default_store()
+            store = store_of_all()
             store.set(f"{waits}{self.rank}", "")
             self.group.abort()  # those who wait for this one fail now, too
             absent, looks = [r for r in range(self.size) if r != self.rank], 0
@@ -116,7 +121,7 @@ def guard(group: dist.ProcessGroup | DeviceMesh) -> Iterator[None]:
         own = group.get_group() if isinstance(group, DeviceMesh) else group
         text = f"process {dist.get_rank(own)} of {dist.get_world_size(own)} failed: {type(error).__name__}: {error}"
         with suppress(RuntimeError):  # the store may be gone
-            dist.distributed_c10d._get_default_store().set(FAILED, text[:_TEXT])
+            store_of_all().set(FAILED, text[:_TEXT])
         if dist.get_rank() == 0:  # which may hold the store: the others read it first
             time.sleep(GRACE)
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ from polymix.ops.shared.masks import zero_broken_padding
 from polymix.parallel.collectives import Processes
 from polymix.parallel.draws import with_own_draws
 from polymix.parallel.layout import Part, joined, padded, parts_of
-from polymix.parallel.segments import by_segments, first_seen
+from polymix.parallel.segments import by_segments
 
 
 @torch.compiler.disable
@@ -37,14 +36,7 @@ def forward(
     causal = int(mixer.config.causal_by_build if causal is None else causal)
     refuse(mixer, context, causal, options)
     whole, x = _agreed(mixer, processes, order, x, causal, options)
-    mode = mixer.capabilities.sequence
-    if mode in ("halo", "gather", "channels"):
-        y = {"halo": whole.by_halo, "gather": whole.by_gather, "channels": whole.by_channels}[mode](x)
-    elif whole.segments is not None:
-        y = by_segments(whole, x)
-    else:
-        y = whole.by_scan(x)[0] if causal or mode == "scan" else whole.by_sum(x)
-    return finished(mixer, processes, x, y)
+    return finished(mixer, processes, x, whole.outputs(x))
 
 
 @torch.compiler.disable
@@ -90,7 +82,8 @@ def refuse(mixer: TokenMixer, context: Any, causal: int, options: dict[str, Any]
             raise CapabilityError(name, f"{got} in a {mixer.name} on several processes", "padding and segments alone",
                                   "Run this mixer on one process, or leave it out.")  # fmt: skip
     for argument, capability in (("mask", "padding"), ("segments", "segments")):
-        if options.get(argument) is not None and capability not in can.masks:
+        packs = causal and "padding" in can.masks  # each packed sequence by itself, others hidden
+        if options.get(argument) is not None and capability not in can.masks and not packs:
             raise missing_capability(mixer.name, capability, argument, f"{argument}= ({capability})")
 
 
@@ -162,6 +155,14 @@ class Whole:
         one_axis = (self.total - mixer.config.prefix,)
         self.grid = one_axis if grid is None or len(grid) == 1 else tuple(grid)
 
+    def outputs(self, x: Tensor) -> Tensor:
+        mode = self.mixer.capabilities.sequence
+        if self.segments is not None and mode != "gather":
+            return by_segments(self, x)
+        if mode in ("sum", "scan"):
+            return self.by_scan(x)[0] if self.causal or mode == "scan" else self.by_sum(x)
+        return {"halo": self.by_halo, "gather": self.by_gather, "channels": self.by_channels}[mode](x)
+
     def _real(self, first: int, last: int) -> Tensor | None:
         return None if self.mask is None else self.mask[:, first:last]
 
@@ -223,8 +224,7 @@ class Whole:
         all_rows, kind, forgets = self.processes.gather(own), type(summaries[0].state), summaries[0].carry is not None
         result = []
         for part in self.parts:
-            row = all_rows[part.rank, sum(p.rank == part.rank and p.offset < part.offset for p in self.parts)
-                           if part.offset else 0]  # fmt: skip
+            row = all_rows[part.rank, [p for p in self.parts if p.rank == part.rank].index(part)]
             pieces = iter(row.split([fields[0][i].numel() for i in floats]))
             values = [next(pieces).view(f.shape) if f.is_floating_point() else self._count(part.first, part.last, f)
                       for f in fields[0]]  # fmt: skip
@@ -273,8 +273,7 @@ class Whole:
                 outputs[part] = tokens[:, :0]
                 continue
             grid = (last - first) // width, *self.grid[1:]
-            ids = None if self.segments is None else self.segments[:, first:last]
-            call = MixerCall(self._real(first, last), self.causal, grid if self.mixer.capabilities.grids else None, ids)
+            call = MixerCall(self._real(first, last), self.causal, grid if self.mixer.capabilities.grids else None)
             y = self.mixer.mix(tokens, tokens, call)
             outputs[part] = y[:, part.first - first : part.first - first + n]
         return self._in_order(outputs)
@@ -323,7 +322,7 @@ class Whole:
 
     def _with_edges(self, x: Tensor, front: int, behind: int) -> dict[Part, tuple[int, int, Tensor]]:
         """Own parts with so many real tokens more on either side: the first and the last index, and the tokens."""
-        reach = [(self._before(p, front), self._after(p.last, behind)) for p in self.parts]
+        reach = [(self._before(p.first, front), self._after(p.last, behind)) for p in self.parts]
         # every process knows all transfers: (from, to, of which part, first, last)
         moves = [
             (source, target, max(source.first, low), min(source.last, high))
@@ -351,21 +350,12 @@ class Whole:
                 result[part] = begin, end, tokens.transpose(0, 1)
         return result
 
-    def _before(self, part: Part, count: int) -> int:
-        """The last index that has `count` real tokens between it and a part, in every row; of each of its segments."""
-        place = part.first
-        if self.segments is not None and count:
-            return min(first_seen(*row, place, part.last, count) for row in self._rows())
+    def _before(self, place: int, count: int) -> int:
+        """The last index that has `count` real tokens between it and a place, in every row."""
         if self.mask is None or len(self.grid) > 1 or not count:
             return max(0, place - count)
         behind = self.mask[:, :place].flip(1).cumsum(1).amin(0)
         return place - int((behind < count).sum()) - 1 if bool((behind >= count).any()) else 0
-
-    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The segments and the mask of each row."""
-        assert self.segments is not None
-        real = torch.ones_like(self.segments, dtype=torch.bool) if self.mask is None else self.mask
-        return zip(self.segments, real, strict=True)
 
     def _after(self, place: int, count: int) -> int:
         if self.mask is None or len(self.grid) > 1 or not count:

@@ -1,115 +1,79 @@
-"""Packed sequences of which some lie on several processes: their states are exchanged, one for each."""
+"""Packed sequences, of which some lie on several processes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymix.mixers.checks import MixerCall
-from polymix.mixers.states import Place
-
-
-class Slot(NamedTuple):
-    """For each row, one packed sequence that a part shares with others."""
-
-    mask: Tensor  # (B, n) the part's real tokens of it
-    column: Tensor  # (B, S) one-hot, which of the shared sequences it is; zeros for none
-    before: Tensor  # (B) its real tokens in earlier parts
-    seen: Tensor  # (B) its real tokens that the part's tokens see in other parts, and with causal=0 in this one
+from polymix.ops.shared.masks import zero_broken_padding
+from polymix.ops.shared.sequences import apart
+from polymix.parallel.layout import Part
 
 
 def by_segments(whole: Any, x: Tensor) -> Tensor:
-    """The outputs of packed sequences. Each part computes those that it has alone as usual, and the state of each
-    that it shares; from the sums of these states it computes the others."""
-    table = shared_segments(whole)
-    tokens = {part: whole._tokens(x, part) for part in whole.own}
-    slots = {part: _slots(whole, part, table, tokens[part][0].shape[1]) for part in whole.own}
-    outputs = {part: _alone(whole, part, *tokens[part][:2]) for part in whole.own}
-    if table.shape[1]:  # the same on every process
-        own = torch.stack([_states(whole, tokens[part][0], part, slots[part]) for part in whole.own])
-        everywhere = whole.processes.gather(own)
-        ordered = torch.stack([everywhere[p.rank, [q for q in whole.parts if q.rank == p.rank].index(p)]
-                               for p in whole.parts])  # fmt: skip
-        for part in whole.own:
-            for slot in slots[part]:
-                read = _read(whole, tokens[part][0], part, slot, ordered)
-                outputs[part] = torch.where(slot.mask.unsqueeze(-1), read, outputs[part])
-    y: Tensor = whole._in_order({part: y[:, : part.last - part.first] for part, y in outputs.items()})
+    """The outputs of packed sequences.
+
+    Each part computes those that it has alone as usual. The others follow one by one, each as a sequence of its own: on
+    every process of the tokens from its first one to its last one there, those of other sequences hidden.
+    """
+    ids, on_grid = whole.segments, len(whole.grid) > 1
+    real = torch.ones_like(ids, dtype=torch.bool) if whole.mask is None else whole.mask
+    y: Tensor = whole._in_order({part: _alone(whole, part, x) for part in whole.own})
+    for names in _shared(whole, real).unbind(1):  # the same on every process
+        member = (ids == names[:, None]) & real
+        spans = [(p.first, p.last) if on_grid else _span(member, p) for p in whole.parts]
+        parts, first = list[Part](), 0
+        for p, (begin, end) in zip(whole.parts, spans, strict=True):
+            before = sum(q.last - q.first for q in parts if q.rank == p.rank)  # this process's tokens
+            parts.append(Part(p.rank, first, first + end - begin, before))
+            first += end - begin
+        mask = torch.cat([member[:, begin:end] for begin, end in spans], dim=1)
+        one = type(whole)(whole.mixer, whole.processes, parts, None if bool(mask.all()) else mask, whole.causal,
+                          whole.grid if on_grid else None)  # fmt: skip
+        own = [(begin, end, p.offset - p.first) for p, (begin, end) in zip(whole.parts, spans, strict=True)
+               if p.rank == whole.processes.rank]  # fmt: skip
+        inside = torch.cat([member[:, begin:end] for begin, end, _ in own], dim=1)
+        tokens = torch.cat([x[:, begin + shift : end + shift] for begin, end, shift in own], dim=1)
+        outputs = one.outputs(zero_broken_padding(tokens, inside) if tokens.numel() else tokens)
+        sizes = [end - begin for begin, end, _ in own]
+        for (begin, end, shift), z, seen in zip(own, outputs.split(sizes, 1), inside.split(sizes, 1), strict=True):
+            front, old, behind = y.split((begin + shift, end - begin, y.shape[1] - end - shift), 1)
+            y = torch.cat((front, torch.where(seen[..., None], z, old), behind), dim=1)
     return y
 
 
-def shared_segments(whole: Any) -> Tensor:
+def _span(member: Tensor, part: Part) -> tuple[int, int]:
+    """From the first to the last of a sequence's tokens in a part, in any row; nothing where it has none."""
+    places = member[:, part.first : part.last].any(0).nonzero()[:, 0].tolist() or [0, -1]
+    return part.first + places[0], part.first + places[-1] + 1
+
+
+def _shared(whole: Any, real: Tensor) -> Tensor:
     """(B, S) ids of the sequences that lie in several parts, after the smallest integer in shorter rows."""
-    ids, real = whole.segments, whole.mask
-    assert ids is not None
-    batch, n = ids.shape
+    ids = whole.segments
     owner = torch.cat([torch.full((p.last - p.first,), i, device=ids.device) for i, p in enumerate(whole.parts)])
-    rows = torch.arange(batch, device=ids.device)[:, None].expand(batch, n)
-    triples = torch.stack((rows, ids, owner.expand(batch, n)), dim=-1)
-    triples = triples.flatten(0, 1) if real is None else triples[real]
-    pairs, times = triples.unique(dim=0)[:, :2].unique(dim=0, return_counts=True)
-    shared = [pairs[(times > 1) & (pairs[:, 0] == row), 1] for row in range(batch)]
-    table = ids.new_full((batch, max(map(len, shared))), torch.iinfo(ids.dtype).min)
+    rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+    pairs, times = (torch.stack((rows, ids, owner.expand_as(ids)), dim=-1)[real].unique(dim=0)[:, :2]
+                    .unique(dim=0, return_counts=True))  # fmt: skip
+    shared = [pairs[(times > 1) & (pairs[:, 0] == row), 1] for row in range(len(ids))]
+    table = ids.new_full((len(ids), max(map(len, shared))), torch.iinfo(ids.dtype).min)
     for row, names in enumerate(shared):
         table[row, : len(names)] = names
     return table
 
 
-def _slots(whole: Any, part: Any, table: Tensor, n: int) -> list[Slot]:
-    """Slots that hold every sequence that a part shares; one of none, for the collectives, where it shares none."""
-    ids = whole.segments
-    assert ids is not None
-    real = torch.ones_like(ids, dtype=torch.bool) if whole.mask is None else whole.mask
-    inside = slice(part.first, part.last)
-    member = (ids[:, None] == table[:, :, None]) & real[:, None]  # (B, S, N)
-    there = member[:, :, inside].any(-1)
-    order = (~there).to(torch.uint8).argsort(dim=1, stable=True)  # those of this part first
-    slots = []
-    for k in range(max(1, int(there.sum(1).max())) if table.shape[1] else 0):
-        column = torch.zeros_like(there).scatter_(1, order[:, k : k + 1], there.gather(1, order[:, k : k + 1]))
-        tokens = (member & column[:, :, None]).any(1)
-        mask = tokens[:, inside] if part.first < part.last else tokens.new_zeros(len(tokens), n)
-        before = tokens[:, : part.first].sum(1)
-        slots.append(Slot(mask, column, before, before if whole.causal else tokens.sum(1)))
-    return slots
-
-
-def _alone(whole: Any, part: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    assert whole.segments is not None
-    ids = whole.segments[:, part.first : part.last] if part.first < part.last else x.new_zeros(x.shape[:2]).long()
-    y: Tensor = whole.mixer.mix(x, x, MixerCall(mask, whole.causal, None, ids))
-    return y
-
-
-def _states(whole: Any, x: Tensor, part: Any, slots: list[Slot]) -> Tensor:
-    """(B, S, E): the sums of each shared sequence's tokens in this part."""
-    total: Any = 0
-    for slot in slots:
-        place = Place(part.first, whole.total, slot.before, whole.grid)
-        sums = whole.mixer.summary(x, slot.mask, place).state.total
-        total = total + slot.column[:, :, None].to(sums.dtype) * sums[:, None]
-    return total
-
-
-def _read(whole: Any, x: Tensor, part: Any, slot: Slot, states: Tensor) -> Tensor:
-    """The outputs of a slot's tokens; states: (parts, B, S, E). Parts that they do not see enter with weight zero."""
-    index = whole.parts.index(part)
-    weights = states.new_tensor([float(not whole.causal or i < index) for i in range(len(whole.parts))])
-    total = torch.einsum("p,bs,pbse->be", weights, slot.column.to(states.dtype), states)
-    state = whole.mixer.state_spec(len(x)).kind(total, slot.seen)
-    if whole.causal:
-        y: Tensor = whole.mixer.scan(x, state, slot.mask)[0]
+def _alone(whole: Any, part: Part, x: Tensor) -> Tensor:
+    """The outputs of a part whose sequences all end with it."""
+    if part.first == part.last:
+        return x[:, :0]
+    tokens, mask, _ = whole._tokens(x, part)
+    ids, mixer = whole.segments[:, part.first : part.last], whole.mixer
+    if mixer.capabilities.has("segments"):
+        y: Tensor = mixer.mix(tokens, tokens, MixerCall(mask, whole.causal, None, ids))
         return y
-    place = Place(part.first, whole.total, slot.before, whole.grid)
-    read: Tensor = whole.mixer.read_state(x, state, slot.mask, place)
-    return read
-
-
-def first_seen(ids: Tensor, real: Tensor, first: int, last: int, count: int) -> int:
-    """The first of the `count` last real tokens in front of a part of each sequence that it continues, in one row."""
-    inside = ids[first:last].unique()
-    index = (real[:first] & torch.isin(ids[:first], inside)).nonzero()[:, 0]
-    starts = [int(index[ids[index] == name][-count:][0]) for name in ids[index].unique()]
-    return min(starts, default=first)
+    rows, real, where = apart(tokens, ids, mask)
+    out: Tensor = mixer.mix(rows, rows, MixerCall(real, whole.causal))[where].view_as(tokens)
+    return out

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from polymix.errors import CapabilityError, OptionError
-from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.mixer import TokenMixer, is_shared
 from polymix.mixers.registry import missing_capability
+from polymix.parallel.mix import refuse_pieces
 
 
 class Stream:
@@ -65,7 +66,8 @@ def stream(model: nn.Module, states: dict[str, Any] | None = None, *, truncated:
         truncated: no gradients pass from one piece to those before it. False: keep them, up to `Stream.detach`.
 
     Raises:
-        CapabilityError: a mixer has no recurrent form; or a call is not causal, or has segments.
+        CapabilityError: a mixer has no recurrent form, or hands no state on between processes (hyena); or a call is not
+            causal, or has segments.
         OptionError: the model has no mixers.
     """
     mixers = {name: part for name, part in model.named_modules() if isinstance(part, TokenMixer)}
@@ -74,6 +76,8 @@ def stream(model: nn.Module, states: dict[str, Any] | None = None, *, truncated:
     for mixer in mixers.values():
         if not mixer.capabilities.recurrent:
             raise missing_capability(mixer.name, "recurrent", "mixer", "a stream of pieces")
+        if is_shared(mixer):
+            refuse_pieces(mixer)
     pieces = Stream(states or {}, truncated)
     held = {name: vars(mixer).get("forward") for name, mixer in mixers.items()}
     for name, mixer in mixers.items():

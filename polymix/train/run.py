@@ -138,7 +138,7 @@ def _train(
     with isolated_random_state():
         seed_all(number(recipe.seed, "weights"))
         model = task.build(data)
-        _check_memory_saving(recipe, model)
+        _save_memory(recipe, model)
         settings |= {f"model.{name}": value for name, value in task.settings(model).items()}
         done = 0 if before is None else int(before["step"])
         if recipe.init is not None and not done:
@@ -170,6 +170,7 @@ def _train(
             trained = fit(task, data, model, place, watch, settings=settings, checkpoint=last, before=before)
         if rank == 0:
             final = task.build(data)
+            _save_memory(recipe, final)  # a step of it is measured
             final.load_state_dict(trained.weights)
             _finish(task, data, final, place, trained, out, results, journal, earlier)
     return journal
@@ -207,7 +208,7 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _check_memory_saving(recipe: Recipe, model: Any) -> None:
+def _save_memory(recipe: Recipe, model: Any) -> None:
     """Make a model compute its blocks again in the backward pass. Raises OptionError where it cannot."""
     if not recipe.checkpointing:
         return

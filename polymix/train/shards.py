@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from polymix.errors import ResultsError, reason_of
@@ -77,6 +78,9 @@ def _state(models: Mapping[str, nn.Module], optimizer: Optimizer) -> tuple[dict[
 
     The rest is not for the folder, where it would be pickled.
     """
+    for part in (part for model in models.values() for part in model.modules()):
+        if isinstance(part, FSDPModule):
+            part.reshard()  # an evaluation leaves the weights of the outermost part whole
     learned: Any = get_optimizer_state_dict(models["model"], optimizer)
     tensors, rest = {}, {}
     for name, values in learned["state"].items():

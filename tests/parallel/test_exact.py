@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from polymix import create_mixer, list_mixers, parallelize
 from polymix.errors import CapabilityError, MaskError, ParallelError, ShapeError, StateError
 from polymix.mixers.registry import mixer_class
+from polymix.ops.shared.sequences import apart
 from polymix.parallel import SequenceParallel, alone, gather, positions, shard
 from tests.parallel.group import largest, places, summed
 
@@ -56,13 +57,13 @@ def mixer_of(case):
     return create_mixer(name, DIM, dtype=torch.float64, **options)
 
 
-def drawn(mixer, seed, padded, packed):
+def drawn(mixer, seed, padded, packed, causal=False):
     """Tokens, goals of their outputs, a mask and segments, where the mixer takes them."""
     generator = torch.Generator().manual_seed(seed)
     x, goal = torch.randn(2, ROWS, TOKENS, DIM, dtype=torch.float64, generator=generator)
     mask = torch.rand(ROWS, TOKENS, generator=generator) < 0.7 if padded and mixer.capabilities.has("padding") else None
     segments = None
-    if packed and mixer.capabilities.has("segments"):
+    if packed and (causal or mixer.capabilities.has("segments")):
         segments = (torch.rand(ROWS, TOKENS, generator=generator) < 0.2).cumsum(1) - 3
         if packed == "mixed":
             segments = torch.randint(-2, 3, (ROWS, TOKENS), generator=generator)
@@ -76,11 +77,15 @@ def parts(tensor, mine):
 def mixed(mesh, case, causal, order, lengths, seed, padded, packed):
     """The largest differences of outputs, gradients of inputs and summed gradients of weights."""
     mixer = mixer_of(case)
-    x, goal, mask, segments = drawn(mixer, seed, padded, packed)
+    x, goal, mask, segments = drawn(mixer, seed, padded, packed, causal)
     call = {"causal": causal} if causal else {}
     call |= {"grid": {"pom-2d": (8, 3), "pom-2d-class": (7, 3)}[case]} if "pom-2d" in case else {}
     whole = x.clone().requires_grad_()
-    expected = mixer(whole, mask=mask, segments=segments, **call)
+    if segments is None or mixer.capabilities.has("segments"):
+        expected = mixer(whole, mask=mask, segments=segments, **call)
+    else:  # each packed sequence in a row of its own
+        rows, real, where = apart(whole, segments, mask)
+        expected = mixer(rows, mask=real, causal=True)[where].view_as(whole)
     (expected * goal).sum().backward()
     weights = {key: p.grad.clone() for key, p in mixer.named_parameters() if p.grad is not None}
     mixer.zero_grad()

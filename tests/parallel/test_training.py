@@ -1,5 +1,6 @@
 """A model whose sequences are shared trains as on one process: with the engines of torch, in pieces, with dropout."""
 
+import itertools
 import json
 import time
 
@@ -15,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from polymix import MixerBlock, create_mixer, parallelize
 from polymix.errors import CapabilityError, OptionError, ParallelError
 from polymix.parallel import alone, guard, mean_loss, shard, stream
+from polymix.parallel.collectives import store_of_all
+from tests.contracts.mixer_cases import CASES as VARIANTS
 from tests.parallel.group import join, largest, places
 from tests.processes import fork, statuses
 
@@ -167,6 +170,41 @@ def test_what_has_no_stream_is_refused():
         pom(torch.zeros(1, 2, DIM))
 
 
+@pytest.mark.parametrize("case", VARIANTS)
+def test_every_mixer_streams_exactly_or_is_refused_by_name(case):
+    name, options = VARIANTS[case]
+    torch.manual_seed(0)
+    mixer, x = create_mixer(name, 12, dtype=torch.float64, **options), torch.randn(2, TOKENS, 12, dtype=torch.float64)
+    if not mixer.capabilities.recurrent:
+        with pytest.raises(CapabilityError, match=f"a stream of pieces, which this {name} cannot do"), stream(mixer):
+            pass
+        return
+    whole = mixer(x, causal=True)
+    with stream(mixer):
+        y = torch.cat([mixer(part, causal=True) for part in x.split([5, 1, 6], dim=1)], 1)
+    assert largest((y, whole)) < 1e-12
+
+
+def shared_stream(mesh):
+    model = Tagger(("pom", {}), ("hyena", {"filter": "explicit", "length": 8}))
+    with stream(model):  # on one process
+        model(torch.zeros(1, 2, DIM))
+    with stream(parallelize(model, mesh)):
+        pass
+
+
+def test_a_stream_of_shared_pieces_refuses_hyena_before_any_compute(two):
+    said = two.call(caught, shared_stream)
+    assert all("prefill of a hyena on several processes, which hands on no state" in text for text in said), said
+
+
+def caught(mesh, work):
+    try:
+        work(mesh)
+    except CapabilityError as error:
+        return str(error)
+
+
 def dropped(mesh):
     model = parallelize(Tagger(("pom", {"dropout": 0.5}), dropout=0.5), mesh).train()
     torch.manual_seed(5)
@@ -190,19 +228,34 @@ def language(mesh, mixers):
                               max_position_embeddings=32)  # fmt: skip
     model = PolymixGPTForCausalLM(config).double().train()
     ids, worst = torch.randint(11, (2, TOKENS)), 0.0
-    segments = torch.tensor([0] * 3 + [1] * 7 + [2] * 2).expand(2, -1) if set(mixers) <= {"pom", "softmax"} else None
-    place = torch.arange(TOKENS).expand(2, -1)
-    expected = model(ids, position_ids=place, segment_ids=segments).logits
-    for order in ("contiguous", "head_tail"):
+    packed, place = torch.tensor([0] * 3 + [1] * 7 + [2] * 2).expand(2, -1), torch.arange(TOKENS).expand(2, -1)
+    for order, segments in itertools.product(("contiguous", "head_tail"), (None, packed)):
+        with alone(model):
+            expected = model(ids, position_ids=place, segment_ids=segments).logits
         parallelize(model, mesh, order=order)
         part = [None if t is None else shard(t, mesh, order=order) for t in (ids, place, segments, expected)]
         worst = max(worst, largest((model(part[0], position_ids=part[1], segment_ids=part[2]).logits, part[3])))
     return worst
 
 
-@pytest.mark.parametrize("mixers", [["pom", "softmax"], ["qt", "local"]])
-def test_language_models(two, mixers):
+@pytest.mark.parametrize("mixers", [
+    ["pom", "softmax"], ["qt", "local"], ["mamba", "hyena:filter=explicit:length=8", "padre:causal=true"],
+    ["linear", "hla", "power", "performer"]])  # fmt: skip
+def test_language_models_also_of_packed_sequences(two, mixers):
     assert max(two.call(language, mixers)) < 1e-12
+
+
+def left_in_the_store(mesh):
+    store = store_of_all()
+    store.set(f"test/{mesh.get_local_rank()}", "here")
+    dist.barrier()
+    return store.check(["test/0", "test/1"])
+
+
+def test_processes_leave_each_other_errors_in_the_store(two):
+    said = "guard takes torch's store from a private call; see `store_of_all` for the public one"
+    assert hasattr(dist.distributed_c10d, "_get_default_store"), said
+    assert two.call(left_in_the_store) == [True, True], said
 
 
 def fails(rank, world, port, out, how):

@@ -135,6 +135,13 @@ def test_sharded_weights_are_those_of_one_process_up_to_rounding(folder, tmp_pat
     assert largest_difference(outcome(out)[0], outcome(folder / "two")[0]) < 1e-4
 
 
+def test_shards_are_saved_after_an_evaluation_of_the_weights_that_learn(folder, tmp_path):
+    """Without an average these are evaluated, which leaves the outermost part of the model whole."""
+    assert start(folder, tmp_path / "run", 2, strategy="fsdp", ema=0.0, evaluate_every=2) == [0, 0]
+    losses = [row["loss"] for row in outcome(tmp_path / "run")[1] if "loss" in row]
+    assert losses == pytest.approx([row["loss"] for row in outcome(folder / "two")[1] if "loss" in row], rel=1e-4)
+
+
 def test_averages_and_dropout_act(folder, tmp_path):
     """The averaged and the last weights differ, and a dropout that did not act would show in the loss."""
     weights, rows = outcome(folder / "two")

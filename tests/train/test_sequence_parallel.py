@@ -61,7 +61,7 @@ def test_shared_sequences_train_as_one_process_does(folder, tmp_path, world, sha
 @two_processes
 @pytest.mark.slow
 def test_packed_segments_and_attention_are_shared_too(folder, tmp_path):
-    options = {**OPTIONS, "packing": "segments", "mixers": ("pom", "softmax")}
+    options = {**OPTIONS, "packing": "segments", "mixers": ("pom", "softmax", "qt")}
     assert start(folder, tmp_path / "whole", **options) == [0]
     assert start(folder, tmp_path / "run", 3, sequence_parallel=3, **options) == [0] * 3
     check(tmp_path / "run", tmp_path)
@@ -150,7 +150,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_read(monkeypatch):
             check_recipe(
                 recipe_class(domain).tiny().changed(mixer="xca", sequence_parallel=2, batch_size=2, accumulate=1)
             )
-    for options, what in (({"mixer": "performer", "packing": "segments"}, "segments"),
+    for options, what in (({"mixer": "gated_delta"}, "gated_delta"), ({"mixer": "kda", "packing": "segments"}, "kda"),
                           ({"mixer": "pom", "short_conv": 4}, "short_conv")):  # fmt: skip
         with pytest.raises(PolymixError, match=what):
             check_recipe(TextRecipe.make({"sequence_parallel": 2, **options}))

@@ -10,9 +10,9 @@ import torch
 
 from polymix.domains.text.recipe import FAMILIES, TextRecipe
 from polymix.errors import CapabilityError, OptionError, UnknownOptionError, nearest_first, shown
-from polymix.mixers.registry import missing_capability
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.models.language.layers import CausalLayer
+from polymix.parallel.mix import refuse
 
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig  # isort: skip
 
@@ -33,11 +33,7 @@ def check_split(config: Any, packing: str) -> None:
         got = f"more than 1 for a model of {config.model_type}"
         raise OptionError("sequence_parallel", got, "a model whose layers are mixers of polymix", "Pass 1.")
     for layer in layers:
-        can = layer.mixer.capabilities
-        if can.sequence is None:
-            raise missing_capability(layer.mixer.name, "sequence", "mixer", "one sequence on several processes")
-        if packing == "segments" and not can.has("segments"):
-            raise missing_capability(layer.mixer.name, "segments", "packing", "segments on several processes")
+        refuse(layer.mixer, None, 1, {"segments": True if packing == "segments" else None})
         if layer.unsplit is not None:
             raise CapabilityError("sequence_parallel", layer.unsplit, "layers without it", "Leave it out.")
 

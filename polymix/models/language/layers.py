@@ -15,11 +15,11 @@ from polymix.mixers.mixer import is_shared
 from polymix.mixers.registry import missing_capability
 from polymix.models.language.config import PolymixConfig
 from polymix.models.language.growing import grow
-from polymix.models.language.layout import SequenceLayout, apart
+from polymix.models.language.layout import SequenceLayout
 from polymix.ops.decode import try_rms_norm
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
-from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
+from polymix.ops.shared.sequences import apart, causal_conv, next_window, without_padding
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.dense import apply_feed_forward
 

@@ -102,22 +102,3 @@ def _packed(place: Tensor) -> Tensor | None:
     """(B or 1, N) the sequence of each token, where positions that do not rise start a new one; None: one."""
     ids = F.pad((place.diff(dim=1) < 1).cumsum(1), (1, 0))
     return None if holds((ids == 0).all(), "takes packed sequences by segment_ids alone") else ids
-
-
-def apart(x: Tensor, segments: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Packed rows x (B, N, D) as one sequence per row: (S, L, D), its padding mask (S, L), and where each token went.
-
-    For mixers that cannot keep packed sequences apart. y[where] brings the tokens back as (B · N, D).
-    """
-    batch, n = segments.shape
-    rows = torch.arange(batch, device=x.device)[:, None].expand_as(segments)
-    pairs = torch.stack((rows.flatten(), segments.flatten()), dim=1)
-    _, row, sizes = torch.unique(pairs, dim=0, return_inverse=True, return_counts=True)
-    order = row.argsort(stable=True)
-    first = sizes.cumsum(0) - sizes
-    column = torch.empty_like(row).scatter_(0, order, torch.arange(batch * n, device=x.device) - first[row[order]])
-    where = (row, column)
-    size = (len(sizes), int(sizes.max()))
-    is_real = torch.ones_like(row, dtype=torch.bool) if real is None else real.flatten()
-    mask = torch.zeros(size, dtype=torch.bool, device=x.device).index_put(where, is_real)
-    return x.new_zeros(*size, x.shape[2]).index_put(where, x.flatten(0, 1)), mask, where

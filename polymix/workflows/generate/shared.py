@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polymix.devices import join_processes, processes
-from polymix.errors import OptionError
+from polymix.errors import OptionError, PolymixError
 from polymix.mixers.cache import state_layer
 from polymix.models.language.layers import mixers_of
 from polymix.ops.shared.masks import positions
@@ -39,9 +39,16 @@ def share(model: Any) -> DeviceMesh:
 
 
 def from_first(work: Callable[[], Any]) -> Any:
-    """What `work` returns in the first process, on all."""
-    box = [work() if processes()[0] == 0 else None]
+    """What `work` returns in the first process, on all; an error of polymix too."""
+    box: list[Any] = [None]
+    if processes()[0] == 0:
+        try:
+            box = [work()]
+        except PolymixError as error:
+            box = [error]
     distributed.broadcast_object_list(box, device=torch.device("cpu"))
+    if isinstance(box[0], PolymixError):
+        raise box[0]
     return box[0]
 
 
