@@ -7,8 +7,9 @@ layers. `polymix.polynomialize` fits their activations on a third of the trainin
 `polymix.distill` trains each polynomial on all of them with the host as its teacher. The control is the host, trained
 for as many passes more at the same rate. A study of quotients (--part forms) compares N, N / R and N / (R² + ε), with
 coefficients that learn, and counts poles. The distilled networks are quantised in 8 bits throughout (a8w8), as
-`polymix export --target qnn` does, and measured in the emulator of Qualcomm's processor and, the same file, on the CPU. Accuracy is on test images, which chose nothing. One thread, one seed; seconds are the processor's. Rows are
-saved when they are there; the same command continues.
+`polymix export --target qnn` does, and measured in the emulator of Qualcomm's processor and, the same file, on the CPU.
+Accuracy is on test images, which chose nothing. One thread, one seed; seconds are the processor's. Rows are saved when
+they are there; the same command continues.
 """
 
 import argparse
@@ -81,10 +82,10 @@ class TokenNorm(nn.Module):
 class TokenHost(nn.Module):
     """Patches, a block with batch norms where others have layer norms, the mean of all tokens, a linear head."""
 
-    def __init__(self, mixer: Any, side: int) -> None:
+    def __init__(self, mixer: Any, side: int, patch: int = PATCH) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(1, DIM, PATCH, PATCH)
-        self.places = nn.Parameter(0.02 * torch.randn((side // PATCH) ** 2, DIM))
+        self.patches = nn.Conv2d(1, DIM, patch, patch)
+        self.places = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, DIM))
         self.block = polymix.MixerBlock(DIM, mixer, mlp_ratio=2, norm=None)
         self.block.norm1, self.block.norm2 = TokenNorm(DIM), TokenNorm(DIM)
         self.head = nn.Sequential(nn.BatchNorm1d(DIM), nn.Linear(DIM, 10))
@@ -109,8 +110,8 @@ HOSTS = {
 }
 
 
-def train(model: nn.Module, data: Batches, rate: float, epochs: int) -> nn.Module:
-    torch.manual_seed(SEED)
+def train(model: nn.Module, data: Batches, rate: float, epochs: int, seed: int = SEED) -> nn.Module:
+    torch.manual_seed(seed)
     images, labels = (torch.cat(parts) for parts in zip(*data, strict=True))
     optimizer = torch.optim.AdamW(model.train().parameters(), rate)
     for _ in range(epochs):

@@ -34,13 +34,15 @@ def measured(task: str) -> dict[str, dict[str, Any]]:
 
 
 def over_seeds(task: str, mixer: str, metric: str) -> str:
-    """A metric of the default run; where a mixer has more seeds, the mean and half the range over them."""
+    """A metric of the default run in its unit; where a mixer has more seeds, the mean and half the range over them."""
     content = load(f"tasks/{task}/results.json")
     runs = [row for row in (*content["rows"], *content.get("other_seeds", ())) if row["mixer"] == mixer]
     values = [run["metrics"].get(metric) for run in runs]
+    share = runs[0].get("units", {}).get(metric) == "%"
+    digits, factor, unit = (1, 100, "%") if share else (3, 1, "")
     if len(values) == 1 or None in values:
-        return number(values[0], 3)
-    return f"{fmean(values):.3f} ± {(max(values) - min(values)) / 2:.3f}"
+        return number(values[0], digits, factor) + unit * (values[0] is not None)
+    return f"{factor * fmean(values):.{digits}f}{unit} ± {factor * (max(values) - min(values)) / 2:.{digits}f}{unit}"
 
 
 def default_run(task: str, metrics: tuple[str, ...]) -> str:
