@@ -53,17 +53,18 @@ CALIBRATION, EMULATED = 128, 1000  # images of training for ranges; of test, at 
 
 
 class Source(NamedTuple):
-    """Images of so many pixels a side: how they are loaded, how many are trained on, and for how many passes."""
+    """Images of so many pixels a side: how many are trained on, for how many passes, and how many are tests."""
 
     load: Callable[[], ImageData]
     side: int
     images: int
     epochs: int
+    tests: int | None = None
 
 
 DATA = {
     "digits": Source(lambda: load_digits(8), 8, 1438, 12), "scenes": Source(load_scenes, 16, 6000, 12),
-    "fashion": Source(lambda: load_own(FASHION, 14), 14, 3200, 10),
+    "fashion": Source(lambda: load_own(FASHION, 8), 8, 1600, 12, 2000),
 }  # fmt: skip
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", default=",".join(DATA))
     parser.add_argument("--part", default="degrees,forms", help="which, in this order; default: %(default)s")
+    parser.add_argument("--integers", default="convolutions", help="networks to quantise; default: %(default)s")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -201,7 +203,7 @@ def main() -> None:
         chosen = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(SEED))[:count]
         images, labels = loaded.normalise(loaded.train.images[chosen]), loaded.train.labels[chosen]
         data = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
-        test = [(loaded.normalise(loaded.test.images), loaded.test.labels)]
+        test = [(loaded.normalise(loaded.test.images[: found.tests]), loaded.test.labels[: found.tests])]
         content["images"][source] = [len(images), len(test[0][1])]
         for name, build in HOSTS.items():
             torch.manual_seed(SEED)
@@ -221,7 +223,7 @@ def main() -> None:
                     else:
                         options = {**FORMS[form], "degree": degree, "learned": part == "forms"}
                         model, row = changed(host, data, test, **options)
-                    if part == "degrees":
+                    if part == "degrees" and name in arguments.integers.split(","):
                         row["integers"] = integers(model, data, test)
                     add({**key, **row})
 

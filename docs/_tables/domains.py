@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from polymix.numbers import percent
 from polymix.train import published
 
 from .figures import RESULTS, load, table, where
@@ -38,11 +40,10 @@ def over_seeds(task: str, mixer: str, metric: str) -> str:
     content = load(f"tasks/{task}/results.json")
     runs = [row for row in (*content["rows"], *content.get("other_seeds", ())) if row["mixer"] == mixer]
     values = [run["metrics"].get(metric) for run in runs]
-    share = runs[0].get("units", {}).get(metric) == "%"
-    digits, factor, unit = (1, 100, "%") if share else (3, 1, "")
+    written = percent if runs[0].get("units", {}).get(metric) == "%" else partial(number, digits=3)
     if len(values) == 1 or None in values:
-        return number(values[0], digits, factor) + unit * (values[0] is not None)
-    return f"{factor * fmean(values):.{digits}f}{unit} ± {factor * (max(values) - min(values)) / 2:.{digits}f}{unit}"
+        return written(values[0])
+    return f"{written(fmean(values))} ± {written((max(values) - min(values)) / 2)}"
 
 
 def default_run(task: str, metrics: tuple[str, ...]) -> str:
