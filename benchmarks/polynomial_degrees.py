@@ -190,7 +190,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     settings = {"distilling": DISTILLING, "epochs": {name: source.epochs for name, source in DATA.items()}}
     new = {"machine": manifest("cpu", arguments.threads), "settings": settings, "images": {}, "rows": []}
-    content = read(arguments.out, new)
+    content = read(arguments.out, new) | {"settings": settings}
     there = {(row["data"], row["host"], row["form"], row["degree"], row["part"]) for row in content["rows"]}
 
     def add(row: dict[str, Any]) -> None:
