@@ -1,6 +1,6 @@
 """Three small experiments that the papers of polynomial mixers leave open: triplets, orders, degree against GELU.
 
-    python benchmarks/recipes.py benchmarks/results/recipes.json [--only triplets,orders,degree]
+    python benchmarks/recipes.py benchmarks/results/recipes.json [--only triplets,orders,degree] [--data …]
 
 triplets: Poly-NL learns digits as four tokens of four channels. `lens.interactions` ranks its triplets, a dense
 `lens.PolynomialLayer` keeps some of them by a mask, and learns on; the controls are as many at random. The same from a
@@ -72,7 +72,7 @@ def chosen(found: lens.Interactions, count: int, generator: torch.Generator | No
     return mask.reshape([TOKENS, CHANNELS] * 4)
 
 
-def triplets(seed: int) -> Iterator[dict[str, Any]]:
+def triplets(seed: int, _: list[str]) -> Iterator[dict[str, Any]]:
     data, test = images_of("digits")
     torch.manual_seed(seed)
     first = train(Quarters(polymix.create_mixer("poly_nl", dim=CHANNELS)), data, RATE, EPOCHS["digits"], seed)
@@ -112,8 +112,8 @@ def host(source: str, mixer: Any) -> nn.Module:
     return TokenHost(mixer, *((8, 2) if source == "digits" else (16, 4)))
 
 
-def orders(seed: int) -> Iterator[dict[str, Any]]:
-    for source in EPOCHS:
+def orders(seed: int, sources: list[str]) -> Iterator[dict[str, Any]]:
+    for source in sources:
         data, test = images_of(source)
         for order in (2, 3, "2+3", "apart"):
             torch.manual_seed(seed)
@@ -121,7 +121,7 @@ def orders(seed: int) -> Iterator[dict[str, Any]]:
             if order == "apart":
                 model.block.mixer = Apart(model.block.mixer.dim)
             train(model, data, RATE, EPOCHS[source], seed)
-            betas = [round(float(part.beta), 3) for part in model.modules() if hasattr(part, "beta")]
+            betas = [round(part.beta.item(), 3) for part in model.modules() if hasattr(part, "beta")]
             yield {"data": source, "order": order, "accuracy": hits(model, test), "betas": betas}
 
 
@@ -133,8 +133,8 @@ class Square(nn.Module):
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"GELU": nn.GELU, "square": Square, "none": nn.Identity}
 
 
-def degree(seed: int) -> Iterator[dict[str, Any]]:
-    for source in EPOCHS:
+def degree(seed: int, sources: list[str]) -> Iterator[dict[str, Any]]:
+    for source in sources:
         data, test = images_of(source)
         for name, build in ACTIVATIONS.items():
             for power in (1, 2, 3, 4):
@@ -155,12 +155,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--data", default=",".join(EPOCHS), help="of orders and degree; default: %(default)s")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     content = read(arguments.out, {"machine": manifest("cpu", 1), "epochs": EPOCHS, "learning": LEARNING, "parts": {}})
     for name in arguments.only.split(","):
         watch = Stopwatch("processor")
-        seeds = [list(PARTS[name](seed)) for seed in SEEDS]
+        seeds = [list(PARTS[name](seed, arguments.data.split(","))) for seed in SEEDS]
         rows = []
         for same in zip(*seeds, strict=True):
             row = dict(same[0])
