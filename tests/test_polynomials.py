@@ -10,7 +10,7 @@ from polymix import lens
 from polymix.errors import CapabilityError, DataError, InputError, OptionError
 from polymix.export import export
 from polymix.export.arithmetic import check_onnx
-from polymix.polynomials import PolynomialActivation
+from polymix.polynomials.activations import PolynomialActivation, RationalActivation
 from tests.helpers import build
 
 
@@ -88,9 +88,15 @@ class Functional(nn.Module):
         return F.relu(self.inner(x))
 
 
+class Quotient(nn.Module):
+    def forward(self, x):
+        return x / (x * x + 1)
+
+
 @pytest.mark.parametrize(("layer", "word"), [
     (nn.LayerNorm(4), "1, a LayerNorm"), (Functional(), "1, a Functional that computes relu"), (nn.Softmax(-1), "1, a Softmax"),
     (nn.MultiheadAttention(4, 1), None), (build("softmax", 4), "softmax that is no polynomial"), (build("pom", 4), "pom that is no polynomial"),
+    (build("padre", 4, denominator=1), "padre that is no polynomial"), (Quotient(), "1, a Quotient that computes div"),
 ])  # fmt: skip
 def test_what_prevents_it_is_named_and_the_model_stays(layer, word):
     if word is None:
@@ -110,6 +116,8 @@ def test_mixers_that_are_polynomials_stay():
 
 @pytest.mark.parametrize(("options", "error"), [
     ({"degree": 0}, OptionError), ({"data": []}, DataError), ({"model": nn.GELU()}, OptionError), ({"model": 3}, OptionError),
+    ({"degree": True}, OptionError), ({"degree": "2"}, OptionError), ({"degree": 1e9}, OptionError), ({"learned": 1}, OptionError),
+    ({"denominator": 5}, OptionError), ({"denominator": 1.0}, OptionError), ({"eps": -1.0}, OptionError), ({"data": iter(())}, DataError),
 ])  # fmt: skip
 def test_bad_arguments(options, error):
     with pytest.raises(error):
@@ -243,7 +251,8 @@ def test_weights_bring_the_range_of_their_polynomial():
 
 @pytest.mark.parametrize("data", [
     None, 3, [()], torch.zeros(0, 4), [torch.ones(2, 4), torch.zeros(0, 4)], torch.full((2, 4), float("nan")),
-    torch.full((2, 4), 3e38), torch.ones(2, 5), torch.ones(2, 4).double(), torch.ones(2, 4).long(),
+    torch.full((2, 4), 3e38), torch.ones(2, 5), torch.ones(2, 4).double(), torch.ones(2, 4).long(), {"x": torch.ones(2, 4)},
+    torch.ones(2, 4, device="meta"), torch.ones(2, 4).to_sparse(), [torch.ones(2, 4), torch.full((2, 4), float("nan"))], "text",
 ])  # fmt: skip
 def test_data_that_give_no_range_are_refused(data):
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
@@ -273,3 +282,142 @@ def test_a_compiled_or_a_parallel_model_is_changed_inside():
         model, x = network().eval(), torch.randn(4, 1, 8, 8)
         before, report = model(x).detach(), polymix.polynomialize(wrap(model), x)
         assert float((model(x).detach() - before).norm() / before.norm()) == pytest.approx(report.error, rel=1e-3)
+
+
+def test_quotients_fit_better_and_have_no_pole_whatever_their_numbers():
+    """N / (R² + ε) of degree 3 over 2 is nearer to GELU than the polynomial of degree 3, and finite on all of R."""
+    plain, fitted = PolynomialActivation(nn.GELU(), -4, 6, 3), RationalActivation(nn.GELU(), -4, 6, 3)
+    x = torch.linspace(-4, 6, 500)
+    assert fitted.error < 0.3 * plain.error
+    assert float((fitted(x) - F.gelu(x)).abs().max()) == pytest.approx(fitted.error, rel=1e-2)
+    assert fitted(torch.tensor(60.0)) < 120, "it grows as its degrees' difference does, and a cubic would be at 2,000"
+    for seed in range(20):
+        torch.manual_seed(seed)
+        nn.init.normal_(fitted.denominators)
+        t = torch.linspace(-50, 50, 10_001)
+        assert fitted(t).isfinite().all() and fitted._divisor(t).min() >= 1e-3
+
+
+def test_without_eps_it_is_a_plain_quotient_and_may_have_a_pole():
+    """Of an odd degree it has one for sure: the study of them would compare nothing if ε stayed."""
+    fitted = RationalActivation(nn.GELU(), -4, 6, 3, eps=0)
+    at = -float(fitted.denominators[0] / fitted.denominators[1])  # R(t) = 0
+    near = (torch.tensor([at - 1e-3, at + 1e-3]) - fitted.shift) / fitted.scale
+    ends = fitted(near) * torch.tensor([-1.0, 1.0])
+    assert ends.min() * ends.max() > 0, "the sign changes there"
+    assert repr(fitted).startswith("RationalActivation(degree 3 over 1")
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_lens_certifies_a_quotient(width):
+    """A sum of n quotients of degree 3 over 2 is one of 2n + 1 over 2n."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 2)), torch.randn(64, 4)
+    report = polymix.polynomialize(model, x, denominator=1)
+    assert isinstance(model[1], RationalActivation)
+    found = report.degree(x[:1])
+    assert found.degree is None and found.rational == (2 * width + 1, 2 * width)
+    assert lens.degree(model[1], shape=(1, 2)).rational == (3, 2)
+    assert isinstance(report.undo()[1], nn.GELU)
+
+
+def test_a_denominator_lets_quotients_be():
+    padre = polymix.create_mixer("padre", dim=4, denominator=1)
+    assert polymix.polynomialize(nn.Sequential(padre), torch.randn(2, 6, 4), denominator=1).error == 0
+    assert (
+        polymix.polynomialize(nn.Sequential(nn.Linear(4, 4), Quotient()), torch.randn(2, 4), denominator=1).error == 0
+    )
+    for layer in (build("softmax", 4).float(), nn.LayerNorm(4)):
+        with pytest.raises(CapabilityError, match="0, a"):
+            polymix.polynomialize(nn.Sequential(layer), torch.randn(2, 6, 4), denominator=1)
+
+
+def test_learned_quotients_are_distilled_without_a_pole():
+    model, x = network().eval(), torch.randn(64, 1, 8, 8)
+    report = polymix.polynomialize(model, x, denominator=1, learned=True)
+    before = model[2].denominators.detach().clone()
+    polymix.distill(report, [x[:32], x[32:]], epochs=2, labels=0, rest_rate=1.0, keep="last")
+    assert not torch.equal(model[2].denominators, before)
+    assert model[2](torch.linspace(-1e3, 1e3, 10_001)).isfinite().all()
+
+
+def test_the_file_of_quotients_divides_and_the_check_says_so(tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"untested: ONNX files, for which {package} is needed")
+    model, x = network().eval(), torch.randn(4, 1, 8, 8)
+    polymix.polynomialize(model, x, denominator=1)
+    assert all(0 <= entry["error"] < 1e-5 for entry in export(model, x, tmp_path / "out")["files"])
+    with pytest.raises(CapabilityError, match="of type Div"):
+        check_onnx(tmp_path / "out" / "onnx" / "model.onnx")
+
+
+def test_hooks_stay_and_a_layer_that_has_some_is_not_folded():
+    """They were gone with the layer that they stood at: what watches a network saw nothing any more."""
+    model, x, seen = network().eval(), torch.randn(4, 1, 8, 8), []
+    handles = [model[place].register_forward_hook(lambda *_, place=place: seen.append(place)) for place in (0, 2, 5)]
+    report = polymix.polynomialize(model, x)
+    assert report.folded["1"] != "folded into 0" and report.error < 0.5
+    seen.clear()
+    model(x)
+    assert seen == [0, 2, 5]
+    handles[1].remove()
+    report.undo()(x)
+    assert seen == [0, 2, 5, 0, 5]
+
+
+class Standardised(nn.Conv2d):
+    """As timm's: the weight that counts is made in the forward."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
+def test_a_layer_that_makes_its_weight_is_not_folded():
+    """The norm went into the weight before it was made: other outputs, without a word."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Standardised(1, 4, 3), nn.BatchNorm2d(4)), torch.randn(16, 1, 8, 8)
+    model(3 * x + 1)
+    assert polymix.polynomialize(model, x).error < 1e-6
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.activation = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU()
+
+    def forward(self, x):
+        return self.activation(input=self.norm(input=self.layer(input=x)))
+
+
+def test_layers_may_be_called_with_their_argument_by_name():
+    assert 0 < polymix.polynomialize(Named(), torch.randn(8, 4)).error < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_fit_is_as_exact_as_the_network(dtype):
+    """A fit in float32 left a float64 network with seven digits; one in bfloat16 would keep three."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).to(dtype), torch.randn(8, 4, dtype=dtype)
+    polymix.polynomialize(model, x)
+    assert model[1].coefficients.dtype == torch.promote_types(dtype, torch.float32) and model(x).dtype == dtype
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+def test_a_network_without_finite_outputs_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Broken())
+    with pytest.raises(DataError, match="output is not finite"):
+        polymix.polynomialize(model, torch.ones(2, 4))
+    assert isinstance(model[1], nn.GELU) and model.training
+
+
+def test_a_polynomial_is_one_already():
+    """The second report has nothing to undo, and the first still does."""
+    model, x = network().eval(), torch.randn(4, 1, 8, 8)
+    before, first = model(x).detach(), polymix.polynomialize(model, x)
+    second = polymix.polynomialize(model, x, degree=5)
+    assert not second.activations and second.error < 1e-6
+    second.undo()
+    assert torch.equal(first.undo()(x), before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from polymix.numbers import percent
 from polymix.train import published
 
 from .figures import RESULTS, load, table, where
@@ -36,13 +38,14 @@ def measured(task: str) -> dict[str, dict[str, Any]]:
 
 
 def over_seeds(task: str, mixer: str, metric: str) -> str:
-    """A metric of the default run; where a mixer has more seeds, the mean and half the range over them."""
+    """A metric of the default run in its unit; where a mixer has more seeds, the mean and half the range over them."""
     content = load(f"tasks/{task}/results.json")
     runs = [row for row in (*content["rows"], *content.get("other_seeds", ())) if row["mixer"] == mixer]
     values = [run["metrics"].get(metric) for run in runs]
+    written = percent if runs[0].get("units", {}).get(metric) == "%" else partial(number, digits=3)
     if len(values) == 1 or None in values:
-        return number(values[0], 3)
-    return f"{fmean(values):.3f} ± {(max(values) - min(values)) / 2:.3f}"
+        return written(values[0])
+    return f"{written(fmean(values))} ± {written((max(values) - min(values)) / 2)}"
 
 
 def default_run(task: str, metrics: tuple[str, ...]) -> str:
