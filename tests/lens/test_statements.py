@@ -74,4 +74,4 @@ def test_the_non_local_block_alone_grows_as_the_square():
 
     for n in (64, 1024):
         assert more("poly_nl", n) == more("poly_sa", n, positions="mean") == 0
-        assert more("non_local", n) == 2 * n**2 * (4 + 4)
+        assert more("non_local", n) == 2 * n**2 * (8 + 8)
