@@ -23,8 +23,8 @@ from polymix.measure.clock import Stopwatch
 from polymix.mixers.spec import parse_mixer
 
 MIXERS = (
-    "softmax", "padre-2", "padre-3", "padre-3:kernel_size=23", "pom", "pom:degree=3", "pom:degree=3:expand=4", "qt",
-    "poly_nl", "poly_sa", "power", "linear", "linear_floor",
+    "softmax", "padre-2", "padre-3", "padre-3:kernel_size=23", "pom", "qt", "poly_nl", "poly_sa", "power", "hla",
+    "gated_delta", "linear", "linear_floor",
 )  # fmt: skip
 DIM, BATCH, RATE, TESTS = 48, 64, 3e-3, 1024
 EVERY, ENOUGH = 200, 0.995  # a training whose accuracy is that high ends

@@ -31,7 +31,7 @@ EXTRAS = {
         ("pycocotools", "torchmetrics", "torchvision"),
     ),
     "text": Extra("language models, and models of transformers", ("transformers", "tokenizers")),
-    "photos": Extra("jigsaw and faces on their default data, which are photographs; WIDER FACE", ("scikit-image", "scipy")),
+    "photos": Extra("the default data of jigsaw and faces (photographs); WIDER FACE", ("scikit-image", "scipy")),
     "scans": Extra("segment3d and detect3d: scenes that you can turn in the browser", ("plotly",)),
     "handwriting": Extra("the domain handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
     "parquet": Extra("--data in Parquet files, for text and timeseries", ("pyarrow",)),

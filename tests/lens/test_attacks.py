@@ -32,6 +32,10 @@ OPTIONS = {
 }  # fmt: skip
 
 
+FACTOR = torch.ones(3, 2, 3, 2)
+LINEAR = WeightTensor(1, FACTOR)
+
+
 class Raises(nn.Module):
     def forward(self, x):
         raise KeyError("boom")
@@ -58,7 +62,7 @@ def test_no_value_of_an_option_gives_an_error_of_python_or_pytorch(verb):
     module = build("poly_nl", 2)
     calls = {
         "distance": lambda **kw: lens.distance(module, module, **{"draws": 8, **kw}),
-        "fit": lambda source=module, **kw: PolynomialLayer.fit(source, **{"form": "tucker", "rank": 1, **kw}),
+        "fit": lambda source=LINEAR, **kw: PolynomialLayer.fit(source, **{"form": "tucker", "rank": 1, **kw}),
     }  # fmt: skip
     for option in OPTIONS[verb]:
         call = calls.get(verb, lambda **kw: VERBS[verb](module, **kw))
@@ -124,7 +128,6 @@ def test_the_error_names_the_argument_of_the_verb():
 
 
 WEIGHTS = lens.tensor(build("poly_nl", 2), 3, tokens=3)
-FACTOR = torch.ones(3, 2, 3, 2)
 
 
 @pytest.mark.parametrize(("order", "weights", "error"), [
