@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -93,7 +95,7 @@ def as_padre(
     if x is not None and (not isinstance(x, Tensor) or tuple(x.shape) != (1, n, mixer.dim)):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError("x", got, f"(1, {n}, {mixer.dim})", "Pass one input; norms differ between inputs.")
-    twin = float64_copy(mixer, "mixer")
+    twin: Any = float64_copy(mixer, "mixer")
     matrices = {name: value.cpu() if isinstance(value, Tensor) else value
                 for name, value in twin.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
     with torch.no_grad(), bounded("n", f"the form for n={n:,}", "Use fewer tokens."):

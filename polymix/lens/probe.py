@@ -38,7 +38,8 @@ class Probe:
         call: dict[str, Any], keep: int = 0, *, argument: str = "module", strict: bool = True,
     ) -> None:  # fmt: skip
         check_seed("seed", seed)
-        self.argument, self.out_shape = argument, ()
+        self.argument = argument
+        self.out_shape: tuple[int, ...] = ()
         module = getattr(module, "_orig_mod", module)  # of torch.compile, whose graphs have no second derivatives
         if not callable(module):
             raise OptionError(argument, type(module).__name__, "a module, or a function of one tensor", "")
