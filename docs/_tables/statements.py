@@ -138,7 +138,7 @@ def battery() -> str:
     lines.append(("–", "one constant answer", *(f"{100 * same[task]:.1f}" for task in tasks)))
     took = sum(row["seconds"] for row in rows) / 60
     shown = table(("blocks", "mixer", *tasks), lines)
-    return f"{shown}\n\n{where(content['machine'])}; {took:.0f} minutes of processor time."
+    return f"{shown}\n\n{len(rows)} trainings, {where(content['machine'])}; {took:.0f} minutes of processor time."
 
 
 def universality() -> str:
