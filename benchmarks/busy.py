@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from saving import read, save
 
 from polymix.measure import manifest
 from polymix.measure.clock import now
+from polymix.threads import is_busy
 
 BUSY = 3  # processes beside
 MOST = 0.1  # cores that other programs may have taken from a row that counts
@@ -197,8 +199,11 @@ def measure_compare(how: str, state: str, limit: float) -> dict[str, Any]:
     arguments, variables = COMPARE[how]
     environment = clean(**variables)
     environment.pop("OMP_NUM_THREADS", None)  # the command finds its threads itself
-    start, spent, own = now(), machine_seconds(), children_seconds()
+    begun, spent, own = now(), machine_seconds(), children_seconds()
     with tempfile.TemporaryDirectory() as out, spinning(BUSY * (state == "busy")):
+        while is_busy() != (state == "busy"):  # the load is of the last minute
+            sleep(1)
+        start = now()
         command = [sys.executable, "-m", "polymix", "compare", "--quick", "--out", f"{out}/compare", *arguments]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
@@ -209,7 +214,7 @@ def measure_compare(how: str, state: str, limit: float) -> dict[str, Any]:
         seconds = now() - start
     if status > 0:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
-    others = (machine_seconds() - spent - (children_seconds() - own)) / seconds
+    others = (machine_seconds() - spent - (children_seconds() - own)) / (now() - begun)
     return {"how": how, "state": state, "seconds": seconds, "ended": status == 0, "others": others}
 
 

@@ -87,6 +87,7 @@ def run(model: nn.Module, given: dict[str, Any]) -> Any:
 def measure(name: str, size: int, mixers: tuple[str, ...], options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one piece: attention, then the mixers. No rows where its models are only to be compiled."""
     torch.manual_seed(0)
+    torch.compiler.reset()  # PyTorch compiles a function eight times at most, and then calls it uncompiled
     model, inputs, told, tokens = MODELS[name](size)
     models = {ATTENTION: model.eval()}
     for mixer in mixers:

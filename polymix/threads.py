@@ -68,16 +68,26 @@ def is_busy() -> bool:
     return load() >= BUSY * (os.cpu_count() or 1)
 
 
+def free() -> int:
+    """The threads that a command runs by default: one per core, and on a busy machine a fair share of them.
+
+    A thread whose partner waits for a core waits too, so that threads beyond the share slow a command down.
+    """
+    machine = os.cpu_count() or 1
+    share = machine / (machine + load()) if is_busy() else 1
+    return max(1, int(cores() * share))
+
+
 def crowd() -> str:
     """What a busy machine is told by, as the beginning of a sentence."""
     return f"The machine is busy: {load():.1f} programs run or wait for {os.cpu_count()} cores"
 
 
-def busy_warning(threads: int) -> str:
-    """A sentence where several threads would wait for other programs; else empty."""
-    if threads == 1 or not is_busy():
+def busy_warning() -> str:
+    """A sentence where a busy machine leaves a command fewer threads than cores; else empty."""
+    if free() == cores():
         return ""
-    return f"{crowd()}. {threads} threads would wait for each other too: --threads 1 may be faster."
+    return f"{crowd()}. Commands use {free()} of {cores()} threads then; --threads sets another number."
 
 
 def spinning() -> str:

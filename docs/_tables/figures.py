@@ -107,9 +107,16 @@ def scenes(folder: str, headline: bool) -> str:
     return f"{where(content['machine'])}.{answer}\n\n{table(head, lines)}"
 
 
+def is_bf16(row: dict[str, Any]) -> bool:
+    """Whether a target is of the group bf16, which has tables of its own."""
+    return row["what"].startswith("float32 / ") or (row["what"].endswith("floors") and ", bfloat16, " in row["what"])
+
+
 def targets() -> str:
     content, lines = load("targets.json"), []
     for row in content["rows"]:
+        if is_bf16(row):
+            continue
         goal, verdict = f"{row['sign']} {row['target']:.3g}", "met" if row["met"] else "**not met**"
         lines.append((row["what"], f"{row['value']:.3g}", goal, verdict, row["detail"]))
     head = ("measurement", "measured", "target", "", "from")
@@ -130,7 +137,7 @@ def whole_models() -> str:
         lines.append((row["model"], row["input"], row["mixer"], *times, compiled[0], *gained, compiled[1]))
     head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "compiled, ms", "speedup",
             "speedup, optimized", "speedup, both optimized", "speedup, both compiled")  # fmt: skip
-    setting = f"{where(content['machine'])}; batch 1, float32, forward."
+    setting = f"{where(content['machine'])}; float32, forward, batch 1 unless the input says another."
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .figures import ROOT, load, table
+from .figures import ROOT, is_bf16, load, table, where
 
 sys.path.append(str(ROOT / "benchmarks"))
 from gpu_steps.digests import digests
@@ -79,21 +79,30 @@ def others() -> str:
     return f"{table(head, lines)}\n\n{_setting(commands=False)}"
 
 
-def bf16() -> str:
+def amx() -> str:
     """bfloat16 on a processor with AMX: over bare products, and against float32."""
-    cells: dict[tuple[str, str], dict[tuple[str, bool], float]] = {}
     content = load("targets-amx.json")
-    for row in content["rows"]:
+    machine = content["machine"]
+    its = f"Intel Xeon with AMX, {machine['threads']} threads, 192 channels, batch 1, torch {machine['torch']}"
+    return f"{_bf16(content)}\n\n{its}; `python benchmarks/targets.py OUT.json --only bf16 --threads 2`."
+
+
+def bf16() -> str:
+    """The same on the processor of the other targets."""
+    content = load("targets.json")
+    return f"{_bf16(content)}\n\n{where(content['machine'])}, 192 channels, batch 1; part of the targets below."
+
+
+def _bf16(content: dict[str, Any]) -> str:
+    cells: dict[tuple[str, str], dict[tuple[str, bool], float]] = {}
+    for row in filter(is_bf16, content["rows"]):
         name, pass_, _, tokens = row["what"].removeprefix("float32 / ").split(" / ")[0].split(", ", 3)
         over = row["what"].startswith("float32")
         cells.setdefault((name, tokens.removeprefix("N = ")), {})[pass_, over] = row["value"]
     head = ("mixer", "tokens", "forward, in floors", "training, in 3 floors", "forward, float32 / bf16",
             "training, float32 / bf16")  # fmt: skip
     order = (("forward", False), ("step", False), ("forward", True), ("step", True))
-    lines = [(*key, *(f"{its[one]:.2f}" for one in order)) for key, its in cells.items()]
-    machine = content["machine"]
-    its = f"Intel Xeon with AMX, {machine['threads']} threads, 192 channels, batch 1, torch {machine['torch']}"
-    return f"{table(head, lines)}\n\n{its}; `python benchmarks/targets.py OUT.json --only bf16 --threads 2`."
+    return table(head, [(*key, *(f"{its[one]:.2f}" for one in order)) for key, its in cells.items()])
 
 
 def model() -> str:
@@ -147,5 +156,6 @@ def ran() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "gpu-model": model, "gpu-ran": ran, "amx": bf16,
+    "gpu-mixers": mixers, "gpu-models": models, "gpu-others": others, "gpu-model": model, "gpu-ran": ran, "amx": amx,
+    "bf16": bf16,
 }  # fmt: skip

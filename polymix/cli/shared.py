@@ -21,7 +21,7 @@ from polymix.extras import check_installed
 from polymix.files import is_there
 from polymix.numbers import stacked
 from polymix.results import RESULTS
-from polymix.threads import busy_warning, cores, stated
+from polymix.threads import busy_warning, free, stated
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: OMP_NUM_THREADS, or one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
@@ -56,9 +56,9 @@ def check_report() -> None:
 
 
 def thread_count(threads: int | None) -> int:
-    """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else cores.
+    """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else the free cores.
 
-    Where nothing says it and the machine is busy, a line on standard error does.
+    Where a busy machine decides it, a line on standard error says so.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         allowed = f"a number from 1 to {MAX_THREADS}"
@@ -68,10 +68,9 @@ def thread_count(threads: int | None) -> int:
     by_environment = stated()
     if by_environment is not None:
         return min(by_environment, MAX_THREADS)
-    free = cores()
-    if warning := busy_warning(free):
+    if warning := busy_warning():
         print(f"polymix: {warning}", file=sys.stderr)
-    return free
+    return free()
 
 
 def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:

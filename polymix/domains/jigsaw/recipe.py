@@ -45,14 +45,14 @@ class JigsawRecipe(Recipe):
     }
 
     batch_size: BatchSize = 64
-    steps: Steps = 1500
+    steps: Steps = 3000
     learning_rate: LearningRate = 2e-3
     final: Final = 0.0
     evaluate_every: EvaluateEvery = 500
     checkpoint_every: CheckpointEvery = 500
     log_every: LogEvery = 100
     match_parameters: bool = Field(False, description="size the mixer so that it has as many parameters as attention")
-    pieces: int = Field(4, ge=2, le=32, description="along a side; a puzzle has pieces² of them")
+    pieces: int = Field(2, ge=2, le=32, description="along a side; a puzzle has pieces² of them")
     piece_size: int = Field(8, ge=2, le=256, description="side of a piece in pixels")
     dim: Count = Field(64, description="channels")
     depth: Count = Field(4, description="blocks")
