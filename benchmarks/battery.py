@@ -1,6 +1,6 @@
 """Which functions of two and three tokens a mixer learns: copying, composition, comparison, Match-3 and sorting.
 
-    python benchmarks/battery.py benchmarks/results/battery.json [--only "pom;softmax"] [--steps 1200]
+    python benchmarks/battery.py benchmarks/results/battery.json [--only "pom;softmax"] [--depths 2,1] [--steps 1200]
 
 Each model is a table of tokens and of places, one or two blocks and a linear head, and is trained on fresh random
 sequences. Every token has an answer; the accuracy is that over the tokens of 1,024 other sequences. Run the same
@@ -23,8 +23,8 @@ from polymix.measure.clock import Stopwatch
 from polymix.mixers.spec import parse_mixer
 
 MIXERS = (
-    "softmax", "padre-2", "padre-3", "padre-3:kernel_size=23", "pom", "pom:degree=3", "pom:degree=3:expand=4", "qt",
-    "poly_nl", "poly_sa", "power", "linear", "linear_floor",
+    "softmax", "padre-2", "padre-3", "padre-3:kernel_size=23", "pom", "qt", "poly_nl", "poly_sa", "power", "hla",
+    "gated_delta", "linear", "linear_floor",
 )  # fmt: skip
 DIM, BATCH, RATE, TESTS = 48, 64, 3e-3, 1024
 EVERY, ENOUGH = 200, 0.995  # a training whose accuracy is that high ends
@@ -105,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="mixers to run, separated by ;")
+    parser.add_argument("--depths", default="2,1", help="numbers of blocks, in this order")
     parser.add_argument("--steps", type=int, default=1200)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -114,7 +115,7 @@ def main() -> None:
         parser.error(f"{arguments.out} is of another setting: name another file")
     there = {(row["task"], row["mixer"], row["depth"]) for row in content["rows"]}
     mixers = arguments.only.split(";") if arguments.only else MIXERS
-    for depth in (2, 1):
+    for depth in map(int, arguments.depths.split(",")):
         for mixer in mixers:
             for task in TASKS:
                 if (task, mixer, depth) in there:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
+from polymix.errors import CapabilityError, OptionError, PolymixError, ShapeError, check_int, one_line
 from polymix.lens.chains import F64, FORMS, Chain, FormArguments, PadreForm, shift
-from polymix.limits import bounded
+from polymix.lens.probe import float64_copy
+from polymix.limits import bounded, check_memory
 from polymix.mixers import PadreMixer, TokenMixer
 from polymix.mixers.checks import check_length
+from polymix.mixers.modules import check_module
 from polymix.numbers import significant
 
 
@@ -93,7 +95,7 @@ def as_padre(
     if x is not None and (not isinstance(x, Tensor) or tuple(x.shape) != (1, n, mixer.dim)):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError("x", got, f"(1, {n}, {mixer.dim})", "Pass one input; norms differ between inputs.")
-    twin = copy.deepcopy(mixer).to(F64).eval()
+    twin: Any = float64_copy(mixer, "mixer")
     matrices = {name: value.cpu() if isinstance(value, Tensor) else value
                 for name, value in twin.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
     with torch.no_grad(), bounded("n", f"the form for n={n:,}", "Use fewer tokens."):
@@ -105,15 +107,20 @@ def as_padre(
 
 def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | None = None) -> PadreForm:
     """A module that is affine in its tokens, measured column by column: one chain of degree 1 per channel shift."""
+    check_module(module, "mixer")
     if dim is None:
         raise OptionError("dim", None, "the width of the tokens, for a module that is not a TokenMixer", "Pass dim=.")
-    twin = copy.deepcopy(module).to(F64).eval()
+    check_int("dim", dim, 1)
+    twin = float64_copy(module, "mixer")
+    check_memory("n", f"the matrix of {n:,} tokens of {dim:,} channels", 3 * 8 * (n * dim) ** 2)
 
     def f(u: Tensor) -> Tensor:
         try:
             y = twin(u, grid=grid) if grid else twin(u)
-        except (TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
+        except PolymixError:
+            raise
+        except Exception as error:  # whatever a module raises for inputs that it does not take
+            reason = one_line(error)[:200]
             allowed = f"a module of one tensor (1, {n}, {dim})"
             raise ShapeError(
                 "mixer", f"one that fails: {reason}", allowed, "Wrap it in a module of one tensor."
@@ -132,7 +139,7 @@ def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | 
         probe = torch.randn(2, n, dim, dtype=F64, generator=torch.Generator().manual_seed(0))
         there = torch.einsum("bi,ind->bnd", probe.flatten(1), matrix) + offset
         error = (there - f(probe)).abs().max() / there.abs().max().clamp_min(1e-300)
-    if error > 1e-9:
+    if not error <= 1e-9:  # nor if it is NaN
         name = type(module).__name__
         names = ", ".join(sorted(kind.name for kind in FORMS))
         allowed = f"a TokenMixer ({names}) or a module that is linear in its tokens"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix.errors import check_int
+from polymix.errors import ShapeError
 from polymix.lens.fits import SAFETY
-from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.lens.probe import EPS, Probe, as_tokens, check_draws
 from polymix.mixers import PomMixer
 from polymix.numbers import significant
 
@@ -114,7 +114,7 @@ def contextual_mapping(
         seed: of the inputs.
         call: keyword arguments for every call of the module.
     """
-    check_int("draws", draws, 2)
+    check_draws("draws", draws, 2)
     probe = Probe(module, x, shape, seed, _CELLS, call)
     found = _measure(probe, draws)
     n = probe.tokens[0]
@@ -128,6 +128,8 @@ def _measure(probe: Probe, draws: int) -> ContextualMapping:
     """All but the search."""
     n, c = probe.tokens
     rows_out = as_tokens(probe.out_shape, "module")[0]
+    count = draws * (1 + _TWINS)
+    probe.check_points("draws", count, 2 * (count * rows_out) ** 2)  # every row against every other
     inputs = []
     owner = torch.full((draws, _TWINS), -1)  # the token that was replaced
     for draw in range(draws):
@@ -140,7 +142,7 @@ def _measure(probe: Probe, draws: int) -> ContextualMapping:
             inputs.append(other)
             owner[draw, twin] = place
     stacked = torch.stack(inputs).reshape(-1, *probe.shape)
-    rows = probe.values(stacked).reshape(len(inputs) * rows_out, -1)
+    rows = probe.check_finite(probe.values(stacked)).reshape(len(inputs) * rows_out, -1)
     size = float(rows.norm(dim=1).mean()) or 1.0
     noise = float(probe.noise(stacked[0], torch.ones_like(stacked[0])).max())
     distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / size
@@ -213,7 +215,9 @@ def _search(probe: Probe, tolerance: float) -> Tensor | None:
     for _ in range(_STEPS):
         try:
             slope = torch.autograd.functional.jacobian(row, others).reshape(len(goal), -1)
-        except RuntimeError:  # it has no derivative
+        except (RuntimeError, ShapeError):  # it has no derivative
+            return None
+        if not slope.isfinite().all():
             return None
         with torch.no_grad():
             step = torch.linalg.lstsq(slope, (goal - row(others))[:, None], driver="gelsd").solution

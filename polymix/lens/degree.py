@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymix.errors import check_int
 from polymix.lens.fits import NOISE_LIMIT, SAFETY, SCALES, Line, polynomial_misfits, quotient, sample
-from polymix.lens.probe import EPS, Probe
+from polymix.lens.probe import EPS, Probe, check_draws
 from polymix.numbers import significant
 
 _CELLS = 6  # tokens of the input, unless the mixer has a grid
@@ -123,9 +123,10 @@ def degree(
     """
     check_int("max_degree", max_degree, 0, 64)
     check_int("max_rational", max_rational, 0, 32)
-    check_int("lines", lines, 1)
-    probe = Probe(module, x, shape, seed, _CELLS, call)
+    check_draws("lines", lines, 1)
+    probe = Probe(module, x, shape, seed, _CELLS, call, strict=False)
     nodes, held = 2 * max_degree + 8, max_degree + 13
+    probe.check_points("lines", max(2 * lines, nodes + held))
     starts = [(probe.normal() if probe.x is None else probe.x, probe.normal()) for _ in range(lines)]
     outputs = math.prod(probe.out_shape)
     empty = Evidence("", {}, {}, math.nan, math.nan, lines, SCALES, (), nodes + held, outputs, probe.shape)

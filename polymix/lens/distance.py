@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from polymix.errors import OptionError, ShapeError, check_int, check_number
-from polymix.lens.probe import Probe
+from polymix.errors import OptionError, ShapeError, check_number
+from polymix.lens.probe import Probe, check_draws
 from polymix.numbers import significant
 
 _CELLS = 4
@@ -59,26 +59,28 @@ def distance(
         call: keyword arguments for every call of both.
 
     Raises:
-        ShapeError: the outputs differ in shape. OptionError: an option is out of range.
+        ShapeError: the outputs differ in shape. OptionError: an option is out of range, or an output is not finite.
     """
-    check_int("draws", draws, 2)
-    if not p >= 1:
-        raise OptionError("p", p, "a number of at least 1, or math.inf", "")
+    check_draws("draws", draws, 2)
+    if not (isinstance(p, float) and p == math.inf):
+        check_number("p", p, 1.0, 1e9, "a number from 1 to 1e9, or math.inf", 2.0)
     for name, value in (("low", low), ("high", high)):
         check_number(name, value, -1e6, 1e6, "a number up to 1e6 in size", 0.5)
     if not low < high:
         raise OptionError("high", high, f"more than low={low:g}", "")
-    one = Probe(f, None, shape, seed, _CELLS, dict(call))
-    other = Probe(g, None, one.shape, seed, _CELLS, dict(one.call))
+    one = Probe(f, None, shape, seed, _CELLS, dict(call), argument="f")
+    other = Probe(g, None, one.shape, seed, _CELLS, dict(one.call), argument="g")
     if one.out_shape != other.out_shape:
         raise ShapeError("g", f"outputs {other.out_shape}", f"{one.out_shape}, as f's", "Compare maps of one shape.")
+    one.check_points("draws", 3 * draws)
     x = low + (high - low) * torch.rand(draws, *one.shape, generator=one.generator, dtype=torch.float64)
-    apart = (one.values(x) - other.values(x)).abs()
-    if math.isinf(p):
-        return Distance(float(apart.max()), math.nan, p, draws)
-    sums = apart.pow(p).sum(1)
-    scale = (high - low) ** (math.prod(one.shape) / p)
+    apart = (one.check_finite(one.values(x)) - other.check_finite(other.values(x))).abs()
+    most = float(apart.max())
+    if math.isinf(p) or most == 0:
+        return Distance(most, math.nan if math.isinf(p) else 0.0, p, draws)
+    sums = (apart / most).pow(p).sum(1)  # of at most 1, so that no power of a large p is infinite, nor all are zero
+    scale = most * (high - low) ** (math.prod(one.shape) / p)
     mean = float(sums.mean())
     value = mean ** (1 / p)
-    error = 0.0 if mean == 0 else value / p / mean * float(sums.std()) / draws**0.5
+    error = value / p / mean * float(sums.std()) / draws**0.5
     return Distance(scale * value, scale * error, p, draws)

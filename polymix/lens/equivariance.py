@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix.errors import ShapeError, check_int
+from polymix.errors import ShapeError
 from polymix.lens.fits import SAFETY
-from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.lens.probe import EPS, Probe, as_tokens, check_draws
 from polymix.lens.receptive_field import KEEP, grid_of, reach_of
 from polymix.numbers import significant
 
@@ -93,7 +93,7 @@ def equivariance(
         seed: of the inputs.
         call: keyword arguments for every call of the module.
     """
-    check_int("draws", draws, 1)
+    check_draws("draws", draws, 1)
     probe = Probe(module, x, shape, seed, _CELLS, call, keep=KEEP)
     n, c = probe.tokens
     if as_tokens(probe.out_shape, "module")[0] != n:
@@ -115,7 +115,7 @@ def equivariance(
         orders = [(kind, torch.cat((torch.arange(p), order + p)), m) for kind, order, m in orders]
         moved = torch.stack([tokens[order] for _, order, _ in orders])  # the new token i is the old token order[i]
         values = probe.values(torch.cat((tokens[None], moved)).reshape(-1, *probe.shape))
-        values = values.reshape(len(orders) + 1, n, -1)
+        values = probe.check_finite(values).reshape(len(orders) + 1, n, -1)
         size = float(values.abs().max()) or 1.0
         noise = max(float(probe.noise(base, torch.ones_like(base)).max()) / size, EPS)
         tolerance = max(tolerance, SAFETY * _NOISE_FACTOR * noise)

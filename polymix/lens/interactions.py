@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymix.errors import ShapeError, check_int
+from polymix.errors import OptionError, ShapeError, check_int, shown
 from polymix.lens.fits import SAFETY
-from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.lens.probe import EPS, Probe, as_tokens, check_draws
 from polymix.numbers import significant
 
 Entry = tuple[int, int]  # (token, channel)
@@ -150,7 +150,9 @@ def interactions(
         ShapeError: the input is too large.
     """
     check_int("order", order, 1, 4)
-    check_int("draws", draws, 1)
+    check_draws("draws", draws, 1)
+    if output is not None and not (isinstance(output, (tuple, list)) and len(output) == 2):
+        raise OptionError("output", shown(output), "(token, channel), or (token, None) for all channels", "")
     probe = Probe(module, x, shape, seed, _CELLS, call)
     n, c = probe.tokens
     out = as_tokens(probe.out_shape, "module")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix.errors import CapabilityError, ShapeError, check_int
+from polymix.errors import PolymixError, check_int
 from polymix.lens.contextual_mapping import contextual_mapping
 from polymix.lens.degree import DegreeResult, degree
 from polymix.lens.equivariance import equivariance
@@ -82,7 +82,7 @@ def overview(
     for name, step in steps.items():
         try:
             result = step()
-        except (ShapeError, CapabilityError) as error:
+        except PolymixError as error:
             view.rows.append((name.replace("_", " "), f"not measured: {error}"))
             view.content[name] = {"not_done": str(error)}
             continue

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
+from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number, check_seed, shown
 from polymix.lens.degree import degree
 from polymix.lens.probe import EPS
-from polymix.lens.tensor import WeightTensor, contract, tensor
+from polymix.lens.tensor import WeightTensor, check_factors, contract, tensor
+from polymix.limits import check_memory
 
 FORMS = ("dense", "cp", "tucker", "block_sparse")
 _SWEEPS, _STARTS = 400, 4  # of alternating least squares
@@ -33,13 +34,15 @@ class PolynomialLayer(nn.Module):
         errors: by order, ‖fitted − given‖ / ‖given‖ of the weights. stored: by order, the numbers kept for them.
     """
 
-    def __init__(self, parts: Mapping[int, nn.Module], errors: Mapping[int, float]) -> None:
+    def __init__(self, parts: Mapping[int, nn.Module], errors: Mapping[int, float], shape: Sequence[int] = ()) -> None:
         super().__init__()
+        self.shape = tuple(shape)  # of the weights of the highest order
         self.parts = nn.ModuleDict({str(order): part for order, part in sorted(parts.items())})
         self.errors = dict(errors)
         self.stored = {int(order): sum(p.numel() for p in part.parameters()) for order, part in self.parts.items()}
 
     def forward(self, x: Tensor) -> Tensor:
+        check_factors(self.shape, x, "(B, N, C)")
         return torch.stack([part(x) for part in self.parts.values()]).sum(0)
 
     @classmethod
@@ -58,27 +61,39 @@ class PolynomialLayer(nn.Module):
             keep: share of the blocks that stay, those of the largest norm; those of zeros never do.
             masks: by order, which weights may differ from zero, True there.
             tokens, shape: of the input, as for `lens.tensor`. call: keyword arguments for every call of the module.
+            seed: of the inputs on which the degree is measured, and of the first factors of "cp".
 
         Raises:
-            OptionError, ShapeError: the source is not a polynomial, or an option does not fit it.
+            OptionError, ShapeError: the source is not a polynomial, or an option does not fit it or has no effect.
         """
         check_choice("form", form, FORMS)
+        check_seed("seed", seed)
         check_int("block", block, 1)
         check_number("keep", keep, 0.0, 1.0 + EPS, "a share of at most 1", 0.5)
         if rank is not None:
             check_int("rank", rank, 1)
         if form == "cp" and rank is None:
             raise OptionError("rank", "none for form='cp'", "the number of products", "Pass rank=4, for example.")
+        for name, idle, allowed in (
+            ("rank", rank is not None and form not in ("cp", "tucker"), "form='cp' or form='tucker'"),
+            ("block", block != 1 and form != "block_sparse", "form='block_sparse'"),
+            ("keep", keep != 1 and form != "block_sparse", "form='block_sparse'"),
+        ):
+            if idle:
+                raise OptionError(name, f"one for form={form!r}", allowed, f"Leave {name} out, or change the form.")
         weights = _weights(source, tokens, shape, seed, call)
+        _check_masks(masks, [item.order for item in weights])
+        if form == "cp":
+            _check_rank(weights, rank or 1)
         parts: dict[int, nn.Module] = {}
         errors = {}
         for item in weights:
             given = item.weights
             mask = (masks or {}).get(item.order)
             if mask is not None:
-                if mask.shape != given.shape:
-                    got = f"{tuple(mask.shape)} for order {item.order}"
-                    raise ShapeError("masks", got, f"{tuple(given.shape)}, as the weights", "")
+                if mask.shape != given.shape or mask.dtype != torch.bool or mask.device != given.device:
+                    got = f"{tuple(mask.shape)} of {mask.dtype} on {mask.device} for order {item.order}"
+                    raise ShapeError("masks", got, f"{tuple(given.shape)} of torch.bool, as the weights", "")
                 given = given.masked_fill(~mask, 0)
             part: nn.Module
             if form == "cp":
@@ -94,24 +109,51 @@ class PolynomialLayer(nn.Module):
             with torch.no_grad():
                 lost = float((part.weights() - item.weights).norm())
             errors[item.order] = lost / (float(item.weights.norm()) or 1.0)
-        return cls(parts, errors)
+        return cls(parts, errors, max((item.weights.shape for item in weights), key=len))
 
 
 def _weights(
     source: Any, tokens: int | None, shape: tuple[int, ...] | None, seed: int, call: dict[str, Any]
 ) -> list[WeightTensor]:
+    if isinstance(source, (WeightTensor, list, tuple)):
+        for name, value in {"tokens": tokens, "shape": shape, **call}.items():
+            if value is not None:
+                raise OptionError(name, f"{shown(value)} with weights", "an argument for a module", "Leave it out.")
     if isinstance(source, WeightTensor):
         return [source]
     if isinstance(source, (list, tuple)):
         orders = [item.order if isinstance(item, WeightTensor) else None for item in source]
         if not orders or None in orders or len(set(orders)) < len(orders):
             raise OptionError("source", f"a list of orders {orders}", "weights of different orders", "")
+        outs = {tuple(item.weights.shape[:2]) for item in source}
+        ins = {tuple(item.weights.shape[-2:]) for item in source if item.order}
+        if max(len(outs), len(ins)) > 1 or len({(item.weights.dtype, item.weights.device) for item in source}) > 1:
+            got = ", ".join(f"{tuple(item.weights.shape)} of {item.weights.dtype}" for item in source)
+            raise ShapeError("source", got, "weights for the same tokens and channels, of one dtype", "")
         return list(source)
     where = {"tokens": tokens, "shape": shape, "seed": seed, **call}
     constant = tensor(source, 0, **where)  # which refuses what is no polynomial
     found = degree(source, shape=shape or (None if tokens is None else (1, tokens, source.dim)), seed=seed, **call)
-    assert found.degree is not None
-    return [constant, *(tensor(source, order, **where) for order in range(1, min(found.degree, _MAX_ORDER) + 1))]
+    if found.degree is None or found.degree > _MAX_ORDER:
+        raise OptionError("source", str(found), f"a polynomial of a degree up to {_MAX_ORDER}", "")
+    return [constant, *(tensor(source, order, **where) for order in range(1, found.degree + 1))]
+
+
+def _check_masks(masks: Any, orders: list[int]) -> None:
+    if masks is None:
+        return
+    if not isinstance(masks, Mapping) or not all(isinstance(mask, Tensor) for mask in masks.values()):
+        raise OptionError("masks", shown(masks), "a dictionary of boolean tensors by order", "Pass {3: mask}.")
+    if not set(masks) <= set(orders):
+        raise OptionError("masks", f"orders {sorted(map(str, masks))}", f"some of {orders}, the source's", "")
+
+
+def _check_rank(weights: list[WeightTensor], rank: int) -> None:
+    """Alternating least squares holds the products of all axes but the shortest, a column for each of the rank."""
+    for item in weights:
+        sizes = item.weights.shape
+        size = 3 * 8 * (rank * item.weights.numel() / min(sizes) + rank * sum(sizes))
+        check_memory("rank", f"a fit of {tuple(sizes)} by {rank:,} products", size, cure="Use a smaller rank.")
 
 
 class _Dense(nn.Module):

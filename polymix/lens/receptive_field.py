@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix.errors import check_int
 from polymix.lens.fits import SAFETY
-from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.lens.probe import EPS, Probe, as_tokens, check_draws
 
 _CELLS = 16  # tokens of the input, unless the mixer has a grid
 KEEP = 64  # a mixer's own grid is used whole up to this many tokens
@@ -64,6 +63,7 @@ def reach_of(probe: Probe, draws: int) -> Tensor:
     """(output tokens, input tokens): whether replacing the input token by a random one changes the output token."""
     n, c = probe.tokens
     out = as_tokens(probe.out_shape, "module")
+    probe.check_points("shape", 2 * (n + 1))
     reach = torch.zeros(out[0], n, dtype=torch.bool)
     for draw in range(draws):
         base = probe.x if probe.x is not None and draw == 0 else probe.normal()
@@ -96,9 +96,10 @@ def receptive_field(
         seed: of the inputs.
         call: keyword arguments for every call of the module, such as causal=True.
     """
-    check_int("draws", draws, 1)
+    check_draws("draws", draws, 1)
     probe = Probe(module, x, shape, seed, _CELLS, call, keep=KEEP)
     (n, c), out = probe.tokens, as_tokens(probe.out_shape, "module")
+    probe.check_points("shape", 0, 2 * out[0] * min(out[1], _DIRECTIONS) * n * c)  # of the Jacobian
     reach = reach_of(probe, draws)
     magnitude = torch.zeros(out[0], n, dtype=torch.float64)
     for draw in range(draws):

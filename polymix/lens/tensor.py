@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix.errors import OptionError, ShapeError, check_int
+from polymix.errors import OptionError, ShapeError, check_int, shown
 from polymix.lens.degree import degree
 from polymix.lens.interactions import Count
 from polymix.lens.probe import Probe, as_tokens
 from polymix.mixers import TokenMixer
+from polymix.mixers.checks import check_dense
 
 _CELLS = 4
 _MAX_WEIGHTS = 1 << 22
@@ -37,8 +38,23 @@ class WeightTensor:
     order: int
     weights: Tensor
 
+    def __post_init__(self) -> None:
+        check_int("order", self.order, 0)
+        weights, axes = self.weights, 2 * (self.order + 1)
+        allowed = f"finite real numbers (N', C', N, C, …) with {axes} axes, of equal factors, for order {self.order}"
+        if not isinstance(weights, Tensor) or weights.is_meta or not weights.is_floating_point():
+            got = f"a tensor of {weights.dtype} on {weights.device}" if isinstance(weights, Tensor) else shown(weights)
+            raise ShapeError("weights", got, allowed, "")
+        check_dense("weights", weights, ShapeError)
+        factors = {tuple(weights.shape[axis : axis + 2]) for axis in range(2, weights.ndim, 2)}
+        if weights.ndim != axes or weights.numel() == 0 or len(factors) > 1:
+            raise ShapeError("weights", tuple(weights.shape), allowed, "")
+        if not weights.isfinite().all():
+            raise OptionError("weights", "numbers that are not finite", allowed, "")
+
     def __call__(self, x: Tensor) -> Tensor:
         """The sum Σ W^[d] ∏ x, (N', C'), for tokens x (N, C)."""
+        check_factors(self.weights.shape, x, "(N, C)")
         return contract(self.weights, x[None])[0]
 
     @cached_property
@@ -100,6 +116,15 @@ class WeightTensor:
         ))  # fmt: skip
 
 
+def check_factors(shape: Sequence[int], x: Any, axes: str) -> None:
+    """Raise ShapeError unless x has the tokens and channels of the factors of weights of such a shape."""
+    right = isinstance(x, Tensor) and x.ndim == axes.count(",") + 1
+    if not right or (len(shape) > 2 and tuple(x.shape[-2:]) != tuple(shape[-2:])):
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        where = f" with N={shape[-2]}, C={shape[-1]}" if len(shape) > 2 else ""
+        raise ShapeError("x", got, f"tokens {axes}{where}", "Weights are for one number of tokens.")
+
+
 def contract(weights: Tensor, x: Tensor) -> Tensor:
     """Σ W^[d] ∏ x, (B, N', C'), for dense weights and tokens x (B, N, C)."""
     y = weights.expand(len(x), *weights.shape)
@@ -159,5 +184,6 @@ def tensor(
     except RuntimeError as error:
         raise OptionError("module", f"one without derivatives of order {order} ({error})", "a differentiable one", "") \
             from error  # fmt: skip
+    probe.check_finite(derivative)
     weights = derivative.detach().reshape(*out, *as_tokens(probe.shape, "shape") * order) / math.factorial(order)
     return WeightTensor(order, weights)

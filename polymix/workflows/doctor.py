@@ -73,7 +73,7 @@ def _threads() -> Finding:
         state += f" (OMP_NUM_THREADS={limit})"
     if threads > cores:
         return Finding("threads", state, f"Set OMP_NUM_THREADS={cores}: more threads than cores slow everything down.")
-    if threads < cores and limit:
+    if threads < cores and limit and not cpu_threads.is_busy():  # busy, fewer threads are faster
         return Finding("threads", state, f"Unset OMP_NUM_THREADS to use all {cores} cores.")
     return Finding("threads", state)
 
@@ -105,7 +105,8 @@ def _libraries() -> list[Finding]:
         versions = {package: _version(package) for package in extra.packages}
         installed = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
         missing = ", ".join(package for package, version in versions.items() if version is None)
-        state = "; ".join(part for part in (extra.purpose, installed, f"missing: {missing}" * bool(missing)) if part)
+        state = "; ".join(part for part in (installed, f"missing: {missing}" * bool(missing)) if part)
+        state = f"{state or 'other extras alone'} (for {extra.purpose})"
         cure = f"For what needs them, in a clone of polymix: {install_extra(name)}" if missing else ""
         findings.append(Finding(f"extra {name}", state, cure))
     return findings

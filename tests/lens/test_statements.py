@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import polymix
+from tests.helpers import tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,3 +56,22 @@ def test_attention_costs_five_times_what_table_6_prints():
     attention = polymix.create_mixer("softmax", 192, heads=3).cost(4096).multiply_adds
     assert attention == 4 * 4096 * 192**2 + 2 * 4096**2 * 192
     assert 5 < attention / 1.31e9 < 5.5
+
+
+def test_the_kernel_of_qt_vit_is_exact_and_its_squares_alone_are_not():
+    """vec(q ⊗ q) · vec(k ⊗ k) = (q · k)²; Σ q_i² k_i² lacks the products of two channels."""
+    q, k = tokens(4, seed=1), tokens(4, seed=2)
+    assert float(torch.kron(q, q) @ torch.kron(k, k)) == pytest.approx(float(q @ k) ** 2)
+    assert abs(float((q * q) @ (k * k)) - float(q @ k) ** 2) > 1e-2
+
+
+def test_the_non_local_block_alone_grows_as_the_square():
+    """Twice the tokens cost Poly-NL and Poly-SA twice as much, and the non-local block 2 N² (C_g + C_θ) more."""
+
+    def more(name, n, **options):
+        mixer = polymix.create_mixer(name, 8, device="meta", **options)
+        return mixer.cost(2 * n).multiply_adds - 2 * mixer.cost(n).multiply_adds
+
+    for n in (64, 1024):
+        assert more("poly_nl", n) == more("poly_sa", n, positions="mean") == 0
+        assert more("non_local", n) == 2 * n**2 * (8 + 8)
