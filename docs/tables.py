@@ -39,6 +39,7 @@ from _tables import (  # noqa: E402
     results,
     scaling,
     search,
+    series,
     statements,
 )
 
@@ -46,10 +47,10 @@ from polymix.files import write_whole  # noqa: E402
 
 PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table -->$", re.DOTALL | re.MULTILINE)
 PARTS: dict[str, Callable[[], str]] = {
-    **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **overview.TABLES, **options.TABLES,
-    **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
-    **search.TABLES, **gpu.TABLES, **language.TABLES, **scaling.TABLES, **parallel.TABLES, **busy.TABLES,
-    **statements.TABLES, **polynomials.TABLES,
+    **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **series.TABLES, **overview.TABLES,
+    **options.TABLES, **results.TABLES, **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES,
+    **fashion.TABLES, **search.TABLES, **gpu.TABLES, **language.TABLES, **scaling.TABLES, **parallel.TABLES,
+    **busy.TABLES, **statements.TABLES, **polynomials.TABLES,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from polymix import errors
 from polymix.errors import OptionError, UnknownOptionError
 from polymix.extras import needs
 from polymix.options import parse_value
+from polymix.train.option_words import expected, shown
 
 with needs("train", "Options are checked with it."):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -402,43 +403,6 @@ def _in_words(recipe: type[Recipe], error: ValidationError, options: Mapping[str
 def _shape(recipe: type[Recipe], name: str) -> dict[str, Any]:
     shape: dict[str, Any] = recipe.model_json_schema()["properties"][name]
     return shape
-
-
-def expected(shape: Mapping[str, Any]) -> str:
-    """A type and its range in words, from the JSON schema of an option: "an integer from 1 to 5, or None"."""
-    if "anyOf" in shape:
-        return ", or ".join(expected(one) for one in shape["anyOf"])
-    if "enum" in shape or "const" in shape:
-        return ", ".join(map(str, shape.get("enum", [shape.get("const")])))
-    kind = shape.get("type")
-    if kind in ("integer", "number"):
-        noun = "an integer" if kind == "integer" else "a number"
-        noun = f"a multiple of {shape['multipleOf']}" if "multipleOf" in shape else noun
-        low, above = shape.get("minimum"), shape.get("exclusiveMinimum")
-        high, below = shape.get("maximum"), shape.get("exclusiveMaximum")
-        if low is not None and high is not None:
-            return f"{noun} from {low:,} to {high:,}" if high < 2**53 else f"{noun} of at least {low:,}"
-        words = (("of at least", low), ("above", above), ("of at most", high), ("below", below))
-        ends = [f"{word} {end:,}" for word, end in words if end is not None]
-        return f"{noun} {' and '.join(ends)}".strip()
-    if kind == "array":
-        parts = shape.get("prefixItems")
-        if parts:
-            return f"{len(parts)} values: {'; '.join(expected(part) for part in parts)}"
-        return f"a list, each {expected(shape.get('items', {}))}"
-    if "pattern" in shape:
-        return str(shape.get("description", shape["pattern"]))
-    names = {"string": "text", "boolean": "True or False", "null": "None", "object": "options by name"}
-    return names.get(str(kind), "another value")
-
-
-def shown(value: Any) -> str:
-    """A default as one would type it."""
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(str, value)) or "none"
-    if value == {}:
-        return "none"
-    return str(value)
 
 
 def table(recipe: type[Recipe]) -> list[tuple[str, str, str, str]]:
