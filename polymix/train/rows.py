@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from polymix.errors import ResultsError
+from polymix.limits import too_large
 from polymix.measure import peak_memory, repeated
 from polymix.measure.clock import Clock
 from polymix.numbers import metric
@@ -102,22 +103,29 @@ def make_row(
 def measure_speed(task: Task[Any, Any], model: nn.Module, place: Place, batch: Any) -> dict[str, Any]:
     """Items per second in inference, and the most memory that a training step holds beyond weights and batch.
 
+    None where there is too little memory for it: several processes may share a sequence that one alone cannot hold.
+
     Args:
         model: on its device. Its gradients are gone afterwards.
         batch: one batch of its data; None: nothing is measured.
     """
+    found: dict[str, Any] = {"unit": task.unit, "inference_per_second": None, "peak_bytes": None}
     if batch is None:
-        return {"unit": task.unit, "inference_per_second": None, "peak_bytes": None}
+        return found
     device = str(place.device)
-    with isolated_random_state(), place.autocast():
-        model.eval()
-        with torch.no_grad():
-            timing = repeated(lambda: task.infer(model, batch), seconds=MIN_SECONDS, most=10, device=device)
-        model.train()
-        peak = peak_memory(lambda: task.loss(model, batch).backward(), device)
-        model.zero_grad(set_to_none=True)
-    speed = task.size(batch) / timing.median
-    return {"unit": task.unit, "inference_per_second": round(speed, 2), "peak_bytes": peak}
+    try:
+        with isolated_random_state(), place.autocast():
+            model.eval()
+            with torch.no_grad():
+                timing = repeated(lambda: task.infer(model, batch), seconds=MIN_SECONDS, most=10, device=device)
+            found["inference_per_second"] = round(task.size(batch) / timing.median, 2)
+            model.train()
+            found["peak_bytes"] = peak_memory(lambda: task.loss(model, batch).backward(), device)
+    except (RuntimeError, MemoryError) as error:
+        if not too_large(error):
+            raise
+    model.zero_grad(set_to_none=True)
+    return found
 
 
 def headline(row: Mapping[str, Any]) -> str | None:
