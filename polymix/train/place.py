@@ -28,19 +28,23 @@ def check_place(recipe: Recipe) -> None:
     if world % shares:
         got, cure = f"{shares} with {plural(world, 'process')}", "Start more with torchrun --nproc-per-node."
         raise OptionError("sequence_parallel", got, "a divisor of the number of processes", cure)
-    world //= shares  # those that share the batch
     if recipe.strategy != "auto" and "WORLD_SIZE" not in os.environ:
         cure = "Start it as torchrun --nproc-per-node 2 -m polymix train …"
         raise OptionError("strategy", f"{recipe.strategy} in one process", "auto, or processes of torchrun", cure)
-    if recipe.batch_size % (recipe.accumulate * world):
-        got = f"{recipe.batch_size} for {world} processes with accumulate={recipe.accumulate}"
-        raise OptionError("batch_size", got, f"a multiple of {recipe.accumulate * world}", "Change one of them.")
     if processes()[1] > 1 and ":" in recipe.device:
         got = f"{recipe.device} with {processes()[1]} processes"
         raise OptionError("device", got, "a device without a number", "Drop the number.")
     if recipe.precision == "float16" and not recipe.device.startswith("cuda"):
         cure = "Pass precision=bfloat16."
         raise OptionError("precision", f"float16 on {recipe.device}", "float32 or bfloat16 there", cure)
+
+
+def check_batch(recipe: Recipe) -> None:
+    """OptionError unless the processes that share a batch, and its parts, divide it."""
+    world = processes()[1] // recipe.sequence_parallel
+    if recipe.batch_size % (recipe.accumulate * world):
+        got = f"{recipe.batch_size} for {world} processes with accumulate={recipe.accumulate}"
+        raise OptionError("batch_size", got, f"a multiple of {recipe.accumulate * world}", "Change one of them.")
 
 
 def slices_of(recipe: Recipe, world: int, before: Mapping[str, Any] | None) -> int:

@@ -19,7 +19,7 @@ from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_weights, load_weights
 from polymix.train.loggers import check_logger, log, logging_to
 from polymix.train.loop import Trained, Watch, fit
-from polymix.train.place import Place, check_place, first_of_all
+from polymix.train.place import Place, check_batch, check_place, first_of_all
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.registry import task_class
 from polymix.train.report import (
@@ -85,11 +85,16 @@ def _with_control(
     return latest
 
 
-def check_recipe(recipe: Recipe, say: Say = silent) -> Task[Any, Any]:
-    """The recipe's task. Raises what is wrong with the recipe, its processes or its logger, before any work."""
+def check_recipe(recipe: Recipe, say: Say = silent, *, batches: bool = True) -> Task[Any, Any]:
+    """The recipe's task. Raises what is wrong with the recipe, its processes or its logger, before any work.
+
+    batches: whether the processes share batches, which they must divide then.
+    """
     kind: type[Task[Any, Any]] = task_class(recipe)
     task = kind(recipe, say)
     check_place(recipe)
+    if batches:
+        check_batch(recipe)
     if recipe.sequence_parallel > 1 and kind.splits is None:
         got, cure = f"{recipe.sequence_parallel} for the domain {task.name}", "Let the processes share the batch."
         raise OptionError("sequence_parallel", got, "1: its model has no sequence that processes can share", cure)

@@ -78,7 +78,9 @@ class SavedRun:
                 got = f"{folder}, a run of the domain {content['task']}"
                 cure = "Install the package that has it; a domain of a file needs an entry point for this."
                 raise ResultsError("folder", got, "a run of a domain that is installed", cure)
-            task = check_recipe(recipe_class(str(content["task"])).make({**content["settings"], **PLACE}))
+            task = check_recipe(
+                recipe_class(str(content["task"])).make({**content["settings"], **PLACE}), batches=False
+            )
         except (KeyError, AttributeError, TypeError) as error:
             got = f"{folder / RESULTS}, which cannot be read ({one_line(error)})"
             raise ResultsError("folder", got, f"{RESULTS} of polymix train", "") from error
@@ -94,7 +96,7 @@ class SavedRun:
         Raises OptionError for one that the model was trained with, or a value out of range.
         """
         options = self._options(words, (*self.recipe.after_training, *self.recipe.in_pictures))
-        return replace(self, task=check_recipe(self.recipe.after(options))) if options else self
+        return replace(self, task=check_recipe(self.recipe.after(options), batches=False)) if options else self
 
     def _options(self, words: Sequence[str], usable: Sequence[str], **flags: Any) -> dict[str, Any]:
         """Options from words such as "beam=50", each one of `usable`, and from flags."""
@@ -126,7 +128,7 @@ class SavedRun:
         rank, world = processes()[0], check_all_share(sequence_parallel)
         task, say = self.task, say if rank == 0 else silent
         if world > 1:
-            task = check_recipe(self.recipe.changed(device=device, sequence_parallel=world, accumulate=1))
+            task = check_recipe(self.recipe.changed(device=device, sequence_parallel=world), batches=False)
         task.say = say
         with TemporaryDirectory() as scratch, output_folder(out if rank == 0 else f"{scratch}/out", "out") as folder:
             folder.mkdir(exist_ok=True)  # of a process that is not the first, whose files nobody reads

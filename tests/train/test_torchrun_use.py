@@ -98,7 +98,6 @@ WRONG = {
     "pictures of a mixer that cannot": (2, ["predict", "xca", "a.png", SHARED, "2"], "this xca cannot do"),
     "texts of a mixer that cannot": (2, ["generate", "softmax", *HERE, SHARED, "2"], "softmax on several processes"),
     "no lines": (2, ["generate", "pom", "--lines", SHARED, "2"], "a prompt in each line"),
-    "too many tokens": (2, ["generate", "pom", "--prompt", "a " * 99, SHARED, "2"], "learned positions"),
 }  # fmt: skip
 
 
