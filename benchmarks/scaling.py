@@ -126,7 +126,7 @@ def fashion_task(row: Row, folder: Path, place: dict[str, str]) -> ClassifyTask:
 
     attention = built(parse_mixer(ATTENTION)[1])
     ratios = [matching_mlp_ratio(built(config), attention, width, recipe.mlp_ratio)
-              for config in recipe.mixers_for(recipe.layers()).values()]  # fmt: skip
+              for config in recipe.mixers_for(recipe.block_names()).values()]  # fmt: skip
     return ClassifyTask(recipe.changed(mlp_ratio=fmean(ratios)))
 
 

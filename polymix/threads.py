@@ -83,11 +83,12 @@ def crowd() -> str:
     return f"The machine is busy: {load():.1f} programs run or wait for {os.cpu_count()} cores"
 
 
-def busy_warning() -> str:
-    """A sentence where a busy machine leaves a command fewer threads than cores; else empty."""
-    if free() == cores():
+def busy_warning(threads: int) -> str:
+    """A sentence where a busy machine leaves a command `threads`, fewer than there are cores; else empty."""
+    whole = cores()
+    if threads == whole:
         return ""
-    return f"{crowd()}. Commands use {free()} of {cores()} threads then; --threads sets another number."
+    return f"{crowd()}. Commands use {threads} of {whole} threads then; --threads sets another number."
 
 
 def spinning() -> str:

@@ -68,9 +68,10 @@ def thread_count(threads: int | None) -> int:
     by_environment = stated()
     if by_environment is not None:
         return min(by_environment, MAX_THREADS)
-    if warning := busy_warning():
+    share = free()
+    if warning := busy_warning(share):
         print(f"polymix: {warning}", file=sys.stderr)
-    return free()
+    return share
 
 
 def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:

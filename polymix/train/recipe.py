@@ -255,6 +255,19 @@ class Recipe(BaseModel):
             options = {**defaults, **options}
         return self.changed(**{"steps": self.steps, "epochs": self.epochs, **options})
 
+    @model_validator(mode="after")
+    def _the_mlp_has_a_unit(self) -> Recipe:
+        """Of recipes that have `mlp_ratio` and `dim`."""
+        ratio, dim = getattr(self, "mlp_ratio", None), getattr(self, "dim", None)
+        if ratio is not None and dim is not None and ratio * dim < 1:
+            cure = f"For example, {type(self).model_fields['mlp_ratio'].default:g}."
+            raise wrong("mlp_ratio", ratio, "a number that leaves a hidden unit", cure)
+        return self
+
+    def block_names(self) -> Sequence[str]:
+        """The names of the blocks, for plans: `depth` of them, where a recipe does not say otherwise."""
+        return [f"blocks.{place}" for place in range(getattr(self, "depth", 0))]
+
     @property
     def own_task(self) -> str:
         """Where this recipe's Task stands: `task`. A domain whose options choose between several overrides it."""

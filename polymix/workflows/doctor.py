@@ -84,7 +84,7 @@ def _cores() -> Finding:
     free = "no cgroup quota" if limit is None else f"a cgroup quota of {limit:g}"
     cores = f"{os.cpu_count()} of the machine, {cpu_threads.affinity()} by affinity, {free}"
     state = f"{cores}; load {cpu_threads.load():.1f}; {cpu_threads.spinning()}"
-    return Finding("cores", state, cpu_threads.busy_warning())
+    return Finding("cores", state, cpu_threads.busy_warning(cpu_threads.free()))
 
 
 def _gpu() -> Finding:

@@ -12,6 +12,7 @@ from polymix.errors import DataError, MissingExtraError
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 
+WITHOUT_AV = "untested: files of video, for which PyAV is needed (the video extra)"
 TINY = VideoRecipe.tiny().changed(control=False)
 
 
@@ -25,7 +26,7 @@ def frames(folder, count=4, size=(20, 16), first=0):
 
 def video(path, count=6, size=(32, 24), times=None, codec="mpeg4"):
     """A file that PyAV encodes, 25 frames a second, or with a frame at each of `times`, in hundredths of a second."""
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason=WITHOUT_AV)
     from fractions import Fraction
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,6 @@ def test_a_video_is_its_frames(tmp_path):
 
 def test_a_video_is_turned_as_it_is_shown(tmp_path):
     """Where a phone was held upright, the file says by how much its pixels are to be turned."""
-    pytest.importorskip("av")
     from polymix.domains.video.reading import _upright
 
     class Frame:
@@ -122,7 +122,7 @@ def uneven_video(folder):
 
 
 def sound(folder):
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason=WITHOUT_AV)
     folder.mkdir(parents=True, exist_ok=True)
     with av.open(str(folder / "x.mp4"), "w") as container:
         stream = container.add_stream("aac", rate=8000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -129,8 +129,6 @@ class ClassifyRecipe(Recipe):
         if self.image_size % self.patch_size:
             got = f"{self.patch_size} with image_size={self.image_size}"
             raise wrong("patch_size", got, "a divisor of the image size", "Change one of the two.")
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, 4.")
         if self.sizes is not None and not self.sizes:
             raise wrong("sizes", repr(self.sizes), "sides in pixels, or None", "Pass sizes=128,160, say.")
         without = "no host"
@@ -191,7 +189,3 @@ class ClassifyRecipe(Recipe):
         """The highest learning rate, for this batch size."""
         share = 1.0 if self.learning_rate_for is None else self.batch_size / self.learning_rate_for
         return self.learning_rate * share
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks of our own model, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

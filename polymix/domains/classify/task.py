@@ -144,7 +144,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
     def _mixers(self) -> list[MixerConfig]:
         """The mixer of each block of our own model, with as many parameters as attention where the recipe asks."""
         recipe = self.recipe
-        mixers = recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None).values()
+        mixers = recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None).values()
         return [mixer if recipe.heads is None else mixer.for_heads(recipe.heads) for mixer in mixers]
 
     def _options(self, channels: int, classes: int) -> dict[str, Any]:

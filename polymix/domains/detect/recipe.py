@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -112,10 +112,6 @@ class DetectRecipe(PicturesRecipe):
         elif self.dim % self.heads:
             raise wrong("heads", self.heads, f"a divisor of dim={self.dim}", "Change one of the two.")
         return self
-
-    def layers(self) -> Sequence[str]:
-        """The names of the encoder layers of the host "dense", for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]
 
     @property
     def stem_of_host(self) -> str:

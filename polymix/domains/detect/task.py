@@ -64,7 +64,7 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
         if recipe.host != "dense":
             return build_detr(recipe, classes)
         match = recipe.dim if recipe.match_parameters else None
-        mixers = list(recipe.mixers_for(recipe.layers(), match).values())
+        mixers = list(recipe.mixers_for(recipe.block_names(), match).values())
         return DenseDetector(
             mixers, image_size=recipe.image_size, classes=classes, dim=recipe.dim, stem=recipe.stem_of_host
         )

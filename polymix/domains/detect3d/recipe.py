@@ -135,6 +135,6 @@ class Detect3dRecipe(ObjectsRecipe):
         """Voxels above each other."""
         return Extent.of(self.space, self.voxel).shape[2]
 
-    def layers(self) -> list[str]:
+    def block_names(self) -> list[str]:
         """The names of DSVT's layers, for plans."""
         return [f"blocks.{block}.{layer}" for block in range(self.blocks) for layer in (0, 1)]

@@ -64,7 +64,7 @@ class Detect3dTask(Task[Detect3dRecipe, Detect3dData]):
                 "windows": ((window, window),), "shift": (x // 2, y // 2),
                 "legacy_positions": recipe.legacy_positions, "match_parameters": recipe.match_parameters}  # fmt: skip
         return CenterPoint(
-            list(recipe.mixers_for(recipe.layers()).values()), inputs=INPUTS,
+            list(recipe.mixers_for(recipe.block_names()).values()), inputs=INPUTS,
             groups=groups, space=recipe.space, voxel=recipe.voxel, encoder=recipe.encoder, dsvt=dsvt,
             depths=recipe.depths, strides=recipe.strides, channels=recipe.channels, out=recipe.level_dim,
             stride=recipe.stride, head_dim=recipe.head_dim, convolutions=recipe.convolutions,

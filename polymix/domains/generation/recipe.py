@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -140,8 +140,6 @@ class GenerationRecipe(Recipe):
         if self.guidance != 1 and not self.class_dropout:
             cure = "Train with class_dropout=0.1."
             raise wrong("guidance", f"{self.guidance} with class_dropout=0", "1, as there is no 'none'", cure)
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, pass 4.")
         if self.cache is not None and self.vae is None:
             raise wrong("cache", f"{self.cache} without vae", "None", "Name the autoencoder: --set vae=FOLDER.")
         if self.vae is not None and self.data is None:
@@ -197,7 +195,3 @@ class GenerationRecipe(Recipe):
         from polymix.domains.generation.flow import Sampler
 
         return Sampler(**vars(self.sampling(guidance)))
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

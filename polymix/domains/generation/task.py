@@ -73,7 +73,7 @@ class GenerationTask(GeneratorTask[GenerationRecipe, GenerationData]):
         recipe = self.recipe
         double = recipe.double_output or recipe.flow() == Diffusion("learned")
         return SiT(
-            list(recipe.mixers_for(recipe.layers()).values()), image_size=shape[1:], patch=recipe.patch,
+            list(recipe.mixers_for(recipe.block_names()).values()), image_size=shape[1:], patch=recipe.patch,
             channels=shape[0], classes=classes if recipe.conditional else 0, class_dropout=recipe.class_dropout,
             dim=recipe.dim, depth=recipe.depth, heads=recipe.heads, mlp_ratio=recipe.mlp_ratio,
             match_parameters=recipe.match_parameters, position_scale=recipe.position_scale,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -98,8 +98,6 @@ class HandwritingRecipe(Recipe):
 
     @model_validator(mode="after")
     def _options_fit(self) -> HandwritingRecipe:
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, pass 4.")
         if self.sam and self.precision == "float16":
             cure = "Pass precision=bfloat16, or sam=0."
             raise wrong("sam", f"{self.sam} with precision=float16", "gradients that are not scaled", cure)
@@ -112,7 +110,3 @@ class HandwritingRecipe(Recipe):
     def tokens(self) -> int:
         """Tokens of a line, or of a page's lines side by side."""
         return self.lines * self.width // STRIDE
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

@@ -66,7 +66,7 @@ class HandwritingTask(Task[HandwritingRecipe, HandwritingData]):
     def sized(self, classes: int, device: str | None = None) -> HtrVt:
         """The model for a number of logits."""
         recipe = self.recipe
-        mixers = [self._with_heads(mixer) for mixer in recipe.mixers_for(recipe.layers()).values()]
+        mixers = [self._with_heads(mixer) for mixer in recipe.mixers_for(recipe.block_names()).values()]
         ratios: float | list[float] = recipe.mlp_ratio
         if recipe.match_parameters:
             ratios = [self._matching_ratio(mixer) for mixer in mixers]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from polymix.train.recipe import (
     BatchSize,
@@ -18,7 +18,6 @@ from polymix.train.recipe import (
     Positive,
     Recipe,
     Steps,
-    wrong,
 )
 
 
@@ -59,17 +58,7 @@ class JigsawRecipe(Recipe):
     mlp_ratio: Positive = Field(2.0, description="hidden units of the MLP per channel")
     test_puzzles: Count = Field(500, description="crops of unseen photographs that are measured")
 
-    @model_validator(mode="after")
-    def _the_mlp_has_a_unit(self) -> JigsawRecipe:
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, 2.")
-        return self
-
     @property
     def side(self) -> int:
         """Of a puzzle, in pixels."""
         return self.pieces * self.piece_size
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

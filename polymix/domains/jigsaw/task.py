@@ -41,7 +41,7 @@ class JigsawTask(Task[JigsawRecipe, Puzzles]):
 
     def _solver(self) -> PuzzleSolver:
         recipe = self.recipe
-        mixers = recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None)
+        mixers = recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None)
         return PuzzleSolver(
             list(mixers.values()), pieces=recipe.pieces, piece_size=recipe.piece_size, dim=recipe.dim,
             mlp_ratio=recipe.mlp_ratio,

@@ -88,7 +88,7 @@ class SatelliteRecipe(Recipe):
             raise wrong("patch", f"{self.patch} with window={self.window}", "a divisor of the window", cure)
         return self
 
-    def layers(self) -> Sequence[str]:
+    def block_names(self) -> Sequence[str]:
         """The names of the blocks, for plans."""
         temporal = [f"temporal.{place}" for place in range(self.temporal_depth)]
         return [*temporal, *(f"spatial.{place}" for place in range(self.spatial_depth))]

@@ -62,8 +62,8 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
     def _build(self, classes: int) -> TSViT:
         recipe = self.recipe
         return TSViT(
-            list(recipe.mixers_for(recipe.layers()).values()), classes=classes, bands=BANDS, image_size=recipe.window,
-            patch=recipe.patch, dim=recipe.dim, temporal_depth=recipe.temporal_depth,
+            list(recipe.mixers_for(recipe.block_names()).values()), classes=classes, bands=BANDS,
+            image_size=recipe.window, patch=recipe.patch, dim=recipe.dim, temporal_depth=recipe.temporal_depth,
             spatial_depth=recipe.spatial_depth, heads=recipe.heads, match_parameters=recipe.match_parameters,
             days=recipe.days, mask_padding=recipe.mask_padding, legacy_layout=recipe.legacy_layout,
         )  # fmt: skip

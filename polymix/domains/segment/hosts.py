@@ -154,7 +154,9 @@ def check(recipe: SegmentRecipe) -> None:
 def build(recipe: SegmentRecipe, classes: int) -> nn.Module:
     """The host with fresh weights and the recipe's mixers: images (B, 3, S, S) from -1 to 1 to logits of this size."""
     if recipe.host == "patches":
-        configs = list(recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None).values())
+        configs = list(
+            recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None).values()
+        )
         return PatchSegmenter(configs, side=recipe.crop, classes=classes, dim=recipe.dim)
     if recipe.host == "efficientvit":
         backbone, channels = _backbone(recipe.backbone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -141,7 +141,3 @@ class SegmentRecipe(Recipe):
     def step_between(self) -> int:
         """Pixels from one window to the next."""
         return max(1, self.crop * 3 // 4) if self.stride is None else self.stride
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks of the host "patches", for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

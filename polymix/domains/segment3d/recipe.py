@@ -157,7 +157,7 @@ class Segment3dRecipe(Recipe):
         """The side of a voxel in metres, less what `scale` and `tilt` may add to a scan."""
         return self.voxel / ((1 + self.scale) * (math.sqrt(2) if self.tilt else 1.0))
 
-    def layers(self) -> Sequence[str]:
+    def block_names(self) -> Sequence[str]:
         """The names of the blocks, for plans."""
         parts = (("encoder", self.depths), ("decoder", self.decoder_depths[::-1]))
         return [f"{part}.{stage}.{place}" for part, depths in parts for stage, depth in enumerate(depths)

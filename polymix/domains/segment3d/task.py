@@ -63,8 +63,8 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
     def _build(self, inputs: int, classes: int) -> PTv3:
         recipe = self.recipe
         return PTv3(
-            list(recipe.mixers_for(recipe.layers()).values()), inputs=inputs, classes=classes, depths=recipe.depths,
-            channels=recipe.channels, heads=recipe.heads, decoder_depths=recipe.decoder_depths,
+            list(recipe.mixers_for(recipe.block_names()).values()), inputs=inputs, classes=classes,
+            depths=recipe.depths, channels=recipe.channels, heads=recipe.heads, decoder_depths=recipe.decoder_depths,
             decoder_channels=recipe.decoder_channels, decoder_heads=recipe.decoder_heads, window=recipe.windows(),
             orders=recipe.orders, shuffle=recipe.shuffle, cpe=recipe.cpe, drop_path=recipe.drop_path,
             legacy_unpooling=recipe.legacy_unpooling, fit_curves=recipe.fit_curves,

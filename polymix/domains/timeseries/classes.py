@@ -79,7 +79,7 @@ class ClassTask(Task[TimeseriesRecipe, ClassData]):
 
     def _build(self, variables: int, length: int, classes: int) -> Classifier:
         recipe = self.recipe
-        mixers = recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None)
+        mixers = recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None)
         return Classifier(recipe, list(mixers.values()), variables, length, classes)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

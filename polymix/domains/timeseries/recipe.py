@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -105,8 +105,6 @@ class TimeseriesRecipe(Recipe):
     def _sizes_fit(self) -> TimeseriesRecipe:
         if self.host == "patch" and self.context % self.patch:
             raise wrong("context", f"{self.context} with patch={self.patch}", "a multiple of the patch", "Change one.")
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, 2.")
         if self.test_share + self.validation_share >= 1:
             got = f"{self.test_share} with validation_share={self.validation_share}"
             raise wrong("test_share", got, "shares that leave something to train on", "Lower one.")
@@ -122,7 +120,3 @@ class TimeseriesRecipe(Recipe):
     def own_task(self) -> str:
         """The task of the goal."""
         return f"polymix.domains.timeseries.{TASKS[self.goal]}"
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

@@ -56,7 +56,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         recipe = self.recipe
         if recipe.mixer == DLINEAR:
             return DLinear(recipe)
-        mixers = recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None)
+        mixers = recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None)
         if recipe.host == "inverted":
             return InvertedForecaster(recipe, list(mixers.values()), variables)
         return PatchForecaster(recipe, list(mixers.values()))

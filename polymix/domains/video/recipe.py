@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -73,8 +73,6 @@ class VideoRecipe(Recipe):
             fits = max(side for side in divisors(self.image_size) if side <= self.patch)
             got = f"{self.patch} with image_size={self.image_size}"
             raise wrong("patch", got, "a divisor of the image size", f"For example, pass patch={fits}.")
-        if self.mlp_ratio * self.dim < 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, 2.")
         return self
 
     @property
@@ -86,7 +84,3 @@ class VideoRecipe(Recipe):
     def span(self) -> int:
         """Frames of a video that a clip stretches over."""
         return (self.seen - 1) * self.stride + 1
-
-    def layers(self) -> Sequence[str]:
-        """The names of the blocks, for plans."""
-        return [f"blocks.{place}" for place in range(self.depth)]

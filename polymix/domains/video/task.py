@@ -57,7 +57,7 @@ class VideoTask(Task[VideoRecipe, VideoData]):
 
     def _build(self, channels: int, classes: int) -> VideoTransformer:
         recipe = self.recipe
-        mixers = recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None)
+        mixers = recipe.mixers_for(recipe.block_names(), recipe.dim if recipe.match_parameters else None)
         outputs = classes if recipe.target == "class" else None
         return VideoTransformer(recipe, list(mixers.values()), channels, outputs)
 
