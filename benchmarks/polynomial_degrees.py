@@ -29,7 +29,7 @@ import polymix
 from polymix.domains.classify.data import load_scenes
 from polymix.errors import CapabilityError, OptionError, one_line
 from polymix.export import hexagon, int8
-from polymix.export.graph import Graph, write_onnx
+from polymix.export.graph import Graph
 from polymix.export.manifest import load
 from polymix.export.wide import operator_groups
 from polymix.export.write import one_sample
@@ -169,7 +169,7 @@ def integers(model: nn.Module, data: Batches, test: Batches) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         path, quantised = Path(folder) / "model.onnx", Path(folder) / "a8w8.onnx"
         try:
-            write_onnx(graph, path)
+            hexagon.write_graph(graph, path)
             known = int8.quantise(path, quantised, ranges, "a8w8", hexagon.quantised_wholly, hexagon.STRENGTHS, None,
                                   operator_groups)  # fmt: skip
             compiled = hexagon.compile_context(quantised, hexagon.CHIPS[hexagon.DEFAULT_CHIP])

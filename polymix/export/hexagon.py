@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polymix.errors import CapabilityError, MissingExtraError, OptionError, one_line
 from polymix.export import int8
-from polymix.export.graph import quiet
+from polymix.export.graph import Graph, quiet, write_onnx
 from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session, system_library
-from polymix.export.onnx_graphs import count_of, shapes_of
+from polymix.export.onnx_graphs import attribute, count_of, read_by, shapes_of
 from polymix.export.qnn_binary import OnChip, on_chip
 from polymix.measure import Stopwatch
 
@@ -74,6 +76,49 @@ def chip_of(name: str) -> tuple[str, Chip]:
             return known, chip
     allowed = ", ".join(f"{known} ({chip.model}, {chip.number})" for known, chip in CHIPS.items())
     raise OptionError("soc", repr(name), f"one of {allowed}", "Choose one of these, by name, model or number.")
+
+
+def write_graph(graph: Graph, path: Path) -> None:
+    """Write a graph of fixed sizes as a float32 ONNX file that the compiler gets right once it is quantised."""
+    import onnx
+
+    write_onnx(graph, path)
+    model = onnx.load(path, load_external_data=False)
+    if part_batch_norms(model):
+        onnx.save(model, str(path))
+
+
+def part_batch_norms(model: Any) -> int:
+    """Write each batch norm as what it is after training, a product and a sum for each channel; returns how many.
+
+    The compiler folds mean, variance, weight and bias into integers of its own, which for some values are far off: the
+    processor's output then has little to do with the file's (relative errors of 0.7 and more in its emulator).
+    """
+    from onnx import helper, numpy_helper
+
+    shapes, values = shapes_of(model), {part.name: part for part in model.graph.initializer}
+    nodes, count = [], 0
+    for node in model.graph.node:
+        if node.op_type != "BatchNormalization" or not set(node.input[1:]) <= set(values):
+            nodes.append(node)
+            continue
+        weight, bias, mean, variance = (numpy_helper.to_array(values[name]).astype(float) for name in node.input[1:])
+        factor = weight / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        (output, *_), count = node.output, count + 1
+        axes = (-1, *(1 for _ in shapes[node.input[0]][2:]))
+        for name, constant in ((f"{output}.factor", factor), (f"{output}.shift", bias - mean * factor)):
+            model.graph.initializer.append(numpy_helper.from_array(constant.astype(np.float32).reshape(axes), name))
+        nodes.append(
+            helper.make_node("Mul", [node.input[0], f"{output}.factor"], [f"{output}.scaled"], f"{node.name}.factor")
+        )
+        nodes.append(helper.make_node("Add", [f"{output}.scaled", f"{output}.shift"], [output], f"{node.name}.shift"))
+    used = {name for node in nodes for name in read_by(node)}
+    kept = [part for part in model.graph.initializer if part.name in used]
+    if count:
+        del model.graph.node[:], model.graph.initializer[:]
+        model.graph.node.extend(nodes)
+        model.graph.initializer.extend(kept)
+    return count
 
 
 def quantised_wholly(

@@ -269,7 +269,7 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     name, chip = hexagon.chip_of(options.soc)
     single = one_sample(graph)
     model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
-    write_onnx(single, model)
+    hexagon.write_graph(single, model)
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
     batches = options.data or _calibration(graph)
     data = [sample for batch in batches for sample in samples_of(batch, own)]

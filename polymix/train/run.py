@@ -40,8 +40,9 @@ CONTROL_FOLDER = "control"
 
 
 def train(
-    recipe: Recipe, out: str | Path, *, resume: bool = False, say: Say = silent, data_folder: Path | None = None,
-    data: Data | None = None, on_step: Callable[[int], None] = lambda step: None,
+    recipe: Recipe, out: str | Path, *, resume: bool = False, say: Say = silent,
+    data_folder: str | Path | None = None, data: Data | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a model by its recipe and leave it in the folder `out`. Returns the last value of every measurement.
 
@@ -61,7 +62,8 @@ def train(
     """
     task = check_recipe(recipe, say)
     with output_folder(out, "out") as folder:
-        return _with_control(task, folder, resume, data_folder, data, on_step)
+        data_place = None if data_folder is None else Path(data_folder)
+        return _with_control(task, folder, resume, data_place, data, on_step)
 
 
 def _with_control(

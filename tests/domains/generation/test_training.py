@@ -240,7 +240,7 @@ def test_the_host_and_the_sampler_by_name():
 
 
 def test_noise_as_the_target_of_diffusion(tmp_path):
-    train(TINY.changed(path="vp", target="noise", control=False, steps=1), tmp_path / "run", data_folder=tmp_path)
+    train(TINY.changed(path="vp", target="noise", control=False, steps=1), tmp_path / "run", data_folder=str(tmp_path))
     content = json.loads((tmp_path / "run" / "results.json").read_text())
     assert "Path vp, target noise" in content["about"]["describe"] and content["rows"][0]["metrics"]["fd"] > 0
     drawn = ImagesPipeline.from_pretrained(tmp_path / "run")
