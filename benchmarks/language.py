@@ -1,12 +1,13 @@
 """A small version of the PolyMorpher study: language models that differ only in their mixers, on Python's own prose.
 
     python benchmarks/language.py benchmarks/results/language.json [--plot docs/images/language.png]
-        [--only train|time|decode|length|speed] [--models "pom;softmax"] [--seeds 3] [--threads 2] [--quick]
+        [--only train|time|decode|length|contexts|speed] [--models "pom;softmax"] [--seeds 3] [--threads 2] [--quick]
 
 Every model has as many parameters as the one with attention (the feed-forward compensates for the mixer) and the same
 text, steps and learning rate, which were not tuned for any of them. Kinds of rows: `train`, the held-out loss; `time`,
 speed and memory in training, and the time of a token after 1,000 and 100,000 others; `decode`, the same for three
-models up to a million; `length`, the loss at longer contexts than in training, for models without learned positions.
+models up to a million; `length`, the loss at longer contexts than in training, for models without learned positions;
+`contexts`, the losses of `pom` of several degrees that were trained at a shorter and at a longer context.
 `--only speed`, never run otherwise, measures the papers' models (language_steps/speed.py); its rows and their machine
 are under "speed" in the file. A model and batch take less than a minute; no other starts
 after --seconds.
@@ -26,7 +27,20 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installe
 
 import torch
 from language_steps import speed
-from language_steps.models import BATCH, BEFORE, CONTEXT, DECODED, LENGTHS, MODELS, SIZE, STEPS, VOCAB, config
+from language_steps.models import (
+    BATCH,
+    BEFORE,
+    CONTEXT,
+    DECODED,
+    DEGREES,
+    LENGTHS,
+    MODELS,
+    OTHERS,
+    SIZE,
+    STEPS,
+    VOCAB,
+    config,
+)
 from language_steps.picture import plot
 from language_steps.timing import measure
 from language_steps.training import train
@@ -35,16 +49,19 @@ from saving import save
 from polymix.measure import Stopwatch, manifest
 from polymix.models.language import parameters
 
-KINDS = ("train", "time", "decode", "length")
+KINDS = ("train", "time", "decode", "length", "contexts")
+LOSSES = ("train", "length", "contexts")
 
 
 def labels(kind: str) -> list[str]:
-    return list({"decode": DECODED, "length": LENGTHS}.get(kind, MODELS))
+    return list({"decode": DECODED, "length": LENGTHS, "contexts": DEGREES}.get(kind, MODELS))
 
 
 def find(kind: str, label: str, seed: int, threads: int, quick: bool) -> dict[str, Any]:
     options = MODELS[label]
-    if kind in ("train", "length"):
+    if kind == "contexts":
+        found = {f"loss_{context}": train(options, quick, seed, context=context)["loss"] for context in OTHERS}
+    elif kind in LOSSES:
         found = train(options, quick, seed, longer=kind == "length")
     else:
         before = BEFORE if kind == "decode" else (BEFORE[0], BEFORE[2])
@@ -96,7 +113,7 @@ def main() -> None:
     rows = content["rows"]
     asked = [(kind, label, seed) for seed in range(options.seeds) for kind in KINDS if options.only in (None, kind)
              for label in labels(kind) if options.models is None or label in options.models.split(";")
-             if not seed or kind in ("train", "length")]  # fmt: skip
+             if not seed or kind in LOSSES]  # fmt: skip
     for kind, label, seed in asked:
         if any((row["kind"], row["model"], row["seed"]) == (kind, label, seed) for row in rows):
             continue

@@ -39,6 +39,9 @@ MODELS: Mapping[str, dict[str, Any]] = {
 # Those of them that are read at contexts they were not trained for: without learned positions.
 LENGTHS = ("softmax, rotary", "pom, rotary", "pom+local, rotary", "pom+local, decay, conv, no positions")
 LONGER = (512, 1024, 2048, 4096)
+# Those that are trained at other contexts too, on as many tokens: does a longer one need a higher degree?
+DEGREES = ("pom", "pom k=3", "pom k=5")
+OTHERS = (128, 2048)
 # Those whose next token is timed at every length, not at two alone.
 DECODED = ("pom", "pom+local", "softmax")
 BEFORE = (1_000, 10_000, 100_000, 1_000_000)

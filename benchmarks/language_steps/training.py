@@ -18,16 +18,18 @@ from polymix.train.run import train as train_run
 from polymix.train.task import IGNORED, Process
 
 
-def train(options: Mapping[str, Any], quick: bool, seed: int, longer: bool = False) -> dict[str, Any]:
-    """Its held-out loss; with `longer` that at each context of LONGER."""
+def train(
+    options: Mapping[str, Any], quick: bool, seed: int, longer: bool = False, context: int = CONTEXT
+) -> dict[str, Any]:
+    """Its held-out loss after BATCH · CONTEXT tokens a step; with `longer` that at each context of LONGER."""
     chosen = config(options, quick)
     steps = 4 if quick else STEPS
     others = {name: value for name, value in options.items() if name != "mixers"}
     sizes = {name: getattr(chosen, name) for name in (*SIZE, "intermediate_size")}
     recipe = TextRecipe(
-        mixer=",".join(options["mixers"]), options={**others, **sizes, "max_position_embeddings": CONTEXT},
-        context=CONTEXT, batch_size=BATCH, steps=steps, vocab=VOCAB, seed=seed, learning_rate=RATE, prompts=(),
-        evaluate_every=steps, checkpoint_every=steps,
+        mixer=",".join(options["mixers"]), options={**others, **sizes, "max_position_embeddings": context},
+        context=context, batch_size=BATCH * CONTEXT // context, steps=steps, vocab=VOCAB, seed=seed,
+        learning_rate=RATE, prompts=(), evaluate_every=steps, checkpoint_every=steps,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         last = train_run(recipe, folder)

@@ -84,6 +84,18 @@ def lengths() -> str:
     return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
 
 
+def contexts() -> str:
+    """`pom` of several degrees, each trained at every context on as many tokens, and measured there."""
+    rows = language_rows()
+    trained, lines = load("language.json")["context"], []
+    for model in (model for kind, model in rows if kind == "contexts"):
+        losses = {trained: over_seeds(rows["train", model], "loss")}
+        others = rows["contexts", model]
+        losses |= {n: over_seeds(others, f"loss_{n}") for n in counts("loss_", others[0])}
+        lines.append((model, *(losses[n] for n in sorted(losses))))
+    return table(("mixers", *(f"{n:,} tokens" for n in sorted(losses))), lines)
+
+
 def language_speed() -> str:
     """Prefill, decoding and training of the papers' models; – for cells that were left out or not measured."""
     content = load("language.json")["speed"]
@@ -140,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "language": language,
     "language-decoding": decoding,
     "language-lengths": lengths,
+    "language-contexts": contexts,
     "language-speed": language_speed,
     "recall": partial(recall, "recall"),
     "recall-copying": partial(recall, "copying"),

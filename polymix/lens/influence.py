@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, UnknownNameError, check_int, nearest_first
-from polymix.lens.probe import float64_copy
+from polymix.lens.probe import finite_float64, float64_copy
 from polymix.mixers import SoftmaxMixer, TokenMixer
 
 
@@ -81,14 +81,15 @@ def influence(
         target: entry of the model's output; None: the largest.
         beside: another model to compare with, such as one with attention, for the same input, token and target.
         call: keyword arguments of the model.
+
+    Raises:
+        OptionError, ShapeError: x is not one finite input, an option does not fit, or an output is not finite.
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a module that contains a mixer", "")
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ShapeError("x", type(x).__name__, "a floating-point tensor, one input of the model", "")
+    x = finite_float64("x", x)
     if x.ndim < 2 or x.shape[0] != 1:
         raise ShapeError("x", tuple(x.shape), "one input (1, …)", "Pass x[:1] of a batch, or x[None] of an image.")
-    x = x.detach().to("cpu", torch.float64)
     twin = float64_copy(model)
     name, mixer = _find(twin, module)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -104,6 +105,8 @@ def influence(
     if isinstance(mixer, SoftmaxMixer):
         values["attention"] = _attention(mixer, tokens, place, kwargs)
     values = {key: value.detach() for key, value in values.items()}
+    if not all(value.isfinite().all() for value in (answer, *values.values())):
+        raise OptionError("model", "an output or slopes that are not finite", "finite ones for this input", "")
     other = None
     if beside is not None:
         there: int | tuple[int, ...] = place

@@ -163,13 +163,7 @@ class Probe:
         if x is not None:
             if shape is not None:
                 raise OptionError("shape", shape, "x= or shape=, not both", "Leave shape out; x has one.")
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
-                got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-                raise ShapeError("x", got, "a floating-point tensor", "Pass x=torch.randn(1, 6, 4), for example.")
-            check_dense("x", x, ShapeError)
-            x = _as_float64("x", x)
-            if not x.isfinite().all():
-                raise OptionError("x", "numbers that are not finite", "finite numbers", "")
+            x = finite_float64("x", x)
             return tuple(x.shape), x
         if shape is not None:
             whole = isinstance(shape, (tuple, list, torch.Size)) and len(shape) > 0
@@ -233,6 +227,18 @@ class Probe:
             return False
         size = alone.abs().amax().clamp_min(1e-300)
         return bool(((together - alone).abs() <= 1e-10 * size).all())
+
+
+def finite_float64(argument: str, x: Any) -> Tensor:
+    """The input in float64 on the CPU, without its history. Raises ShapeError, OptionError: it has no finite numbers."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
+        got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise ShapeError(argument, got, "a floating-point tensor", "Pass x=torch.randn(1, 6, 4), for example.")
+    check_dense(argument, x, ShapeError)
+    x = _as_float64(argument, x)
+    if not x.isfinite().all():
+        raise OptionError(argument, "numbers that are not finite", "finite numbers", "")
+    return x
 
 
 def check_draws(argument: str, value: Any, least: int) -> None:

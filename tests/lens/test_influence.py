@@ -121,6 +121,12 @@ def test_errors():
         lens.influence(model, "digit.png")
     with pytest.raises(errors.OptionError, match="model"):
         lens.influence(torch.tanh, picture())
+    with pytest.raises(errors.OptionError, match="not finite"):
+        lens.influence(model, torch.full((1, 1, 8, 12), torch.nan))
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.inf)
+    with pytest.raises(errors.OptionError, match="not finite"):
+        lens.influence(model, picture())
 
 
 @pytest.mark.draws
