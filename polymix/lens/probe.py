@@ -230,7 +230,7 @@ class Probe:
 
 
 def finite_float64(argument: str, x: Any) -> Tensor:
-    """The input in float64 on the CPU, without its history. Raises ShapeError, OptionError: it has no finite numbers."""
+    """The input in float64 on the CPU, alone. Raises ShapeError, OptionError: it has no finite numbers."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
         got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError(argument, got, "a floating-point tensor", "Pass x=torch.randn(1, 6, 4), for example.")
