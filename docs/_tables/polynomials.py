@@ -109,6 +109,7 @@ def activations() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "polynomial-degrees": lambda: degrees("digits"), "polynomial-fashion": lambda: degrees("fashion"),
+    "polynomial-scenes": lambda: degrees("scenes"),
     "polynomial-integers": integers, "polynomial-forms": forms, "recipe-triplets": triplets, "recipe-orders": orders,
     "recipe-activations": activations,
 }  # fmt: skip
