@@ -120,7 +120,7 @@ def main() -> None:
         found = find(kind, label, seed, options.threads, options.quick)
         rows.append({"model": label, "kind": kind, "seed": seed, **found})
         print(rows[-1], flush=True)
-        content = {"machine": manifest("cpu", options.threads), **setting, "rows": rows}
+        content = {"machine": manifest("cpu", options.threads), **content}  # of a file begun elsewhere its own
         save(content, options.out)
     if options.plot:
         plot(content, options.plot)

@@ -54,7 +54,7 @@ def language() -> str:
     lines.sort(key=lambda line: float(line[3]))
     setting = (
         f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, vocabulary of "
-        f"{content['vocab']:,}; a range is over {max(map(len, rows.values()))} seeds; {where(content['machine'])}, "
+        f"{content['vocab']:,}; a range is over at most {max(map(len, rows.values()))} seeds; {where(content['machine'])}, "
         "float32. `python benchmarks/language.py OUT.json`"
     )
     head = ("mixers", "parameters", "held-out loss", "bits per byte", "training, tokens/s",
