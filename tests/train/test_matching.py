@@ -17,6 +17,7 @@ HOSTS = {
     "jigsaw": {},
     "timeseries": {},
     "video": {},
+    "speech": {},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},

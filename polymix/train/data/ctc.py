@@ -1,4 +1,7 @@
-"""From the logits of CTC to text: greedy, or a prefix beam search with an optional language model of characters."""
+"""CTC: the tokens that a text needs, and from logits to text, greedily or by a prefix beam search.
+
+The search takes an optional language model of characters.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,23 @@ class ReadText:
     text: str
     places: tuple[tuple[int, int], ...] = ()
     certain: tuple[float, ...] = ()
+
+
+def tokens_needed(text: str) -> int:
+    """The tokens without which CTC has no path: one for each character, and a blank between equal neighbours."""
+    return sum(2 * len(list(run)) - 1 for _, run in groupby(text))
+
+
+def encoded(text: str, characters: str, entry: str = "") -> list[int]:
+    """The class of each character of a text: c is characters[c - 1].
+
+    Raises DataError for a character that the model does not know, naming the entry.
+    """
+    unknown = [character for character in text if character not in characters]
+    if unknown:
+        got = f"the character {unknown[0]!r} in {text[:40]!r}" + (f" ({entry})" if entry else "")
+        raise DataError("data", got, f"the model's: {characters!r}", "Train on texts that have it.")
+    return [characters.index(character) + 1 for character in text]
 
 
 def greedy(logits: Tensor, characters: str) -> list[ReadText]:
@@ -79,7 +100,7 @@ class BeamSearch:
     def __init__(
         self, characters: str, *, beam: int = 50, language_model: str | Path | None = None, weight: float = 0.5
     ) -> None:
-        with needs("handwriting"):
+        with needs("handwriting", "Beams are searched with it."):
             from flashlight.lib.text import decoder
         check_int("beam", beam, 1, 10_000)
         check_number("weight", weight, 0.0, 100.0, "a number of at least 0", 0.5)
