@@ -72,15 +72,17 @@ def speech_lengths() -> str:
     for length in dict.fromkeys(row["seconds"] for row in content["rows"]):
         pair = [rows[mixer, length] for mixer in ("pom", "softmax")]
         cells = [
-            NONE if None in (values := [row[name] for row in pair]) else " / ".join(f"{value * unit:.3g}" for value in values)
-            for name, unit in (("training_s", 1), ("training_bytes", 2**-20), ("inference_s", 1), ("inference_bytes", 2**-20))
+            " / ".join(f"{row[name] * unit:.3g}" for row in pair)
+            for kind in ("training", "inference")
+            for name, unit in ((f"{kind}_s", 1), (f"{kind}_bytes", 2**-20))
         ]
         said = f"{length} s" if length < 120 else f"{length // 60} min"
         lines.append((said, f"{rows['pom', length]['tokens']:,}", *cells))
     head = ("recording", "tokens", "training step, s", "its memory, MiB", "inference, s", "its memory, MiB")
     busy = " Other work ran on the machine." if settings["busy"] else ""
     about = f"{where(content['machine'])}, processor time on one thread, `pom` / attention; one recording, "
-    about += f"{settings['depth']} blocks of {settings['dim']} channels; memory is the most that is held beyond weights.{busy}"
+    about += f"{settings['depth']} blocks of {settings['dim']} channels, `{settings['pom']}`. "
+    about += f"Memory is the most that is held beyond weights.{busy}"
     return f"{about}\n\n{table(head, lines)}\n\n`python benchmarks/speech_lengths.py OUT.json`"
 
 

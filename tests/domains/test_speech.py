@@ -9,12 +9,13 @@ from torch.nn.functional import cross_entropy, silu
 from polymix.domains.speech import data as reading
 from polymix.domains.speech.conformer import Conformer, ConformerBlock, Quantizer
 from polymix.domains.speech.data import Sample, SpeechData, hidden_tokens
-from polymix.domains.speech.metrics import code_losses, ctc_losses, error_rates, listen, words_of
+from polymix.domains.speech.metrics import code_losses, listen
 from polymix.domains.speech.recipe import SpeechRecipe
 from polymix.domains.speech.task import SpeechTask
 from polymix.errors import CapabilityError, OptionError, ShapeError
 from polymix.mixers.spec import parse_mixer
-from polymix.train.data.ctc import ReadText, tokens_needed
+from polymix.train.data.ctc import ReadText, ctc_losses, tokens_needed, words_of
+from polymix.train.data.edits import error_rates
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 
@@ -148,8 +149,7 @@ def test_hidden_tokens_are_heard_as_noise():
 
 def test_losses_are_means_of_clips_by_their_own_lengths():
     logits = torch.randn(2, 8, 4)
-    batch = reading.Batch(torch.zeros(2, 1), torch.tensor([32, 20]), torch.tensor([1, 2, 3, 3]), torch.tensor([3, 1]))
-    losses = ctc_losses(logits, batch, torch.tensor([8, 5]))
+    losses = ctc_losses(logits, torch.tensor([8, 5]), torch.tensor([1, 2, 3, 3]), torch.tensor([3, 1]))
     alone = torch.nn.functional.ctc_loss(
         logits[1:, :5].log_softmax(-1).transpose(0, 1), torch.tensor([3]), torch.tensor([5]), torch.tensor([1])
     )
@@ -167,7 +167,7 @@ def test_error_rates_by_hand():
 
 def test_words_have_the_seconds_of_their_characters():
     heard = ReadText("a bc", ((1, 2), (4, 4), (5, 5), (7, 9)), (0.9, 1.0, 0.8, 0.7))
-    words = words_of(heard, SpeechRecipe())
+    words = words_of(heard, 0.04)
     assert words == [{"word": "a", "from": 0.04, "to": 0.12, "probability": 0.9},
                      {"word": "bc", "from": 0.2, "to": 0.4, "probability": 0.7}]  # fmt: skip
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from polymix.domains.speech import data
-from polymix.domains.speech.data import plain
 from polymix.domains.speech.recipe import SpeechRecipe
 from polymix.domains.speech.synthetic import HOMOPHONES, SPOKEN, TOPICS
 from polymix.errors import DataError, MissingExtraError
 from polymix.train.data.audio import LogMel, mel_bank, read, resampled
+from polymix.train.data.transcribed import plain
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from polymix.workflows.evaluate import Settings, evaluate

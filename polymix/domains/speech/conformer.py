@@ -61,9 +61,9 @@ class Stem(nn.Module):
 
     def start(self, frames: Tensor) -> tuple[Tensor, ...]:
         """The windows before the first of the frames (B, T, bands)."""
-        windows, bands = [], frames.shape[2]
-        for convolution in self.convolutions:
-            windows.append(frames.new_zeros(len(frames), int(convolution.in_channels), TAPS - 1, bands))
+        windows, bands, convolutions = [], frames.shape[2], list[Any](self.convolutions)
+        for convolution in convolutions:
+            windows.append(frames.new_zeros(len(frames), convolution.in_channels, TAPS - 1, bands))
             bands = -(-bands // 2)
         return tuple(windows)
 

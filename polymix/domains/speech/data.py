@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,12 +25,11 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.sampling import number
 from polymix.train.data.splits import spread
 from polymix.train.data.synthetic import cached
-from polymix.train.data.transcribed import Clip, Parts, find_clips
+from polymix.train.data.transcribed import Clip, Parts, find_clips, plain
 from polymix.train.task import Data
 
 CACHE_BYTES = 1 << 29  # of features that stay in memory; others are computed again
 STATISTICS_CLIPS = 100  # of which mean and deviation of each band are taken
-_NOT_PLAIN = re.compile(r"[^\w' ]|_")
 
 
 class Sample(NamedTuple):
@@ -184,11 +182,6 @@ def _parts(recipe: SpeechRecipe, source: Path, layout: str | None, problems: Pro
     width = recipe.stem * recipe.bands + recipe.dim * recipe.depth * (2 + recipe.mlp_ratio)
     check_memory("batch_size", what, 4 * recipe.part_size * longest * width, cure="Use fewer, or cut clips.")
     return parts
-
-
-def plain(text: str) -> str:
-    """A text in small letters, digits and apostrophes, with one space between words."""
-    return " ".join(_NOT_PLAIN.sub(" ", text.lower().replace("’", "'")).split())
 
 
 def from_summary(recipe: SpeechRecipe, summary: Mapping[str, Any]) -> SpeechData:

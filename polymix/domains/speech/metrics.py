@@ -9,31 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, ctc_loss
+from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from polymix.domains.speech.conformer import Conformer, StreamState
 from polymix.domains.speech.data import Batch, SpeechData
 from polymix.domains.speech.recipe import SpeechRecipe
-from polymix.errors import DataError, shortened
+from polymix.errors import DataError
 from polymix.files import output_names
-from polymix.train.data.audio import AUDIO, HOP, LogMel, read
-from polymix.train.data.ctc import BLANK, ReadText, decoder_of
-from polymix.train.data.drawing import INK, WRONG, save_figure
-from polymix.train.data.edits import distance
-from polymix.train.data.splits import natural, spread
+from polymix.train.data.audio import HOP, LogMel, read
+from polymix.train.data.ctc import ReadText, ctc_losses, decoder_of, words_of
+from polymix.train.data.drawing import draw_spoken, pieces
+from polymix.train.data.edits import error_rates
+from polymix.train.data.splits import spread
+from polymix.train.data.transcribed import find_audio
 from polymix.train.task import Process
 
-DRAWN, MAX_TITLE = 4, 90  # clips of a picture; characters above one
+DRAWN = 4  # clips of a picture
 STEP_TOKENS = 250  # of a stream that are computed at once
-Word = dict[str, Any]
-
-
-def ctc_losses(logits: Tensor, batch: Batch, tokens: Tensor) -> Tensor:
-    """(B): the loss of each clip, divided by its number of characters."""
-    logs = logits.float().log_softmax(-1).transpose(0, 1)
-    losses = ctc_loss(logs, batch.labels, tokens.cpu(), batch.lengths.cpu(), BLANK, "none", zero_infinity=True)
-    return losses / batch.lengths.to(losses).clamp_min(1)
 
 
 def code_losses(logits: Tensor, codes: Tensor, hidden: Tensor) -> Tensor:
@@ -58,20 +51,21 @@ def measure(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, process: P
     """wer, cer and loss; of BEST-RQ accuracy and loss of the hidden tokens' codes, and the commonest code's share."""
     if recipe.goal == "best_rq":
         return _measure_codes(model, data, recipe, process)
-    decode, heard, losses = decoder_of(recipe, data.characters), [], []
+    heard, losses = transcribed(model, data, recipe, process)
+    rates = error_rates([text.text for text in heard], [clip.text for clip in data.test.clips])
+    return {**rates, "loss": losses.mean().item()}
+
+
+def transcribed(
+    model: nn.Module, data: SpeechData, recipe: SpeechRecipe, process: Process
+) -> tuple[list[ReadText], Tensor]:
+    """What is heard in each test clip, and the clips' losses (n)."""
+    decode, losses = decoder_of(recipe, data.characters), []
+    heard: list[ReadText] = []
     for batch, logits, tokens in outputs(model, data, recipe, process):
-        losses.append(ctc_losses(logits, batch, tokens))
-        heard += [decode(row[None, :count])[0].text for row, count in zip(logits, tokens.tolist(), strict=True)]
-    return {**error_rates(heard, [clip.text for clip in data.test.clips]), "loss": torch.cat(losses).mean().item()}
-
-
-def error_rates(heard: Sequence[str], true: Sequence[str]) -> dict[str, float]:
-    """wer and cer: edits from all texts to all that is true, as shares of its words and of its characters."""
-    pairs = list(zip(heard, true, strict=True))
-    words = sum(distance(text.split(), truth.split()) for text, truth in pairs)
-    characters = sum(distance(text, truth) for text, truth in pairs)
-    return {"wer": words / max(1, sum(len(truth.split()) for truth in true)),
-            "cer": characters / max(1, sum(map(len, true)))}  # fmt: skip
+        losses.append(ctc_losses(logits, tokens, batch.labels, batch.lengths))
+        heard += [decode(row[None, :count])[0] for row, count in zip(logits, tokens.tolist(), strict=True)]
+    return heard, torch.cat(losses)
 
 
 def _measure_codes(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, process: Process) -> dict[str, float]:
@@ -91,53 +85,19 @@ def codes_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return model.quantizer(model.normed(batch.features)), hidden
 
 
-def words_of(heard: ReadText, recipe: SpeechRecipe) -> list[Word]:
-    """Each word with the seconds of its first and last character, and the least probability of one of them."""
-    words: list[Word] = []
-    place = 0
-    for text in heard.text.split(" "):
-        spots, chances = heard.places[place : place + len(text)], heard.certain[place : place + len(text)]
-        place += len(text) + 1
-        if text:
-            start, end = (HOP * recipe.subsample * token for token in (spots[0][0], spots[-1][1] + 1))
-            words.append({"word": text, "from": round(start, 3), "to": round(end, 3), "probability": min(chances)})
-    return words
-
-
 def draw(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, folder: Path) -> list[Path]:
     """clips.png: test clips with the words that were heard, and the truth where it is another. None of BEST-RQ."""
     if recipe.goal == "best_rq":
         return []
     few = data.test.chosen(spread(len(data.test), DRAWN))
-    decode, rows = decoder_of(recipe, data.characters), []
-    results = outputs(model, replace(data, test=few), recipe, Process(next(model.parameters()).device))
-    heard = [decode(row[None, :count])[0] for _, logits, tokens in results for row, count in zip(logits, tokens)]  # noqa: B905
+    device, rows = next(model.parameters()).device, []
+    heard, _ = transcribed(model, replace(data, test=few), recipe, Process(device))
     for place, result in enumerate(heard):
         features, true = few[place].features, few.clips[place].text
         title = true if result.text == true else f"{result.text or '(nothing)'}     (true: {true})"
-        rows.append((features, words_of(result, recipe), title, result.text == true))
-    draw_clips(folder / "clips.png", rows)
+        rows.append((features, words_of(result, HOP * recipe.subsample), title, result.text == true))
+    draw_spoken(folder / "clips.png", rows)
     return [folder / "clips.png"]
-
-
-def draw_clips(path: Path, rows: Sequence[tuple[Tensor, Sequence[Word], str, bool]]) -> None:
-    """A row for each clip: its features (frames, bands), low bands below, and each word where it was heard."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1.9 * len(rows)), layout="constrained")
-    for axes, (features, words, title, right) in zip(
-        figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True
-    ):
-        seconds, bands = HOP * len(features), features.shape[1]
-        axes.imshow(features.T.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, bands))
-        for word in words:
-            axes.axvspan(word["from"], word["to"], color="white", alpha=0.25, lw=0)
-            middle = (word["from"] + word["to"]) / 2
-            axes.text(middle, 0.93 * bands, word["word"], color="white", fontsize=8, ha="center", va="top")
-        axes.set_title(shortened(title, MAX_TITLE), fontsize=9, loc="left", color=INK if right else WRONG)
-        axes.set_yticks([])
-    axes.set_xlabel("seconds")
-    save_figure(path, figure)
 
 
 def predict(
@@ -145,22 +105,14 @@ def predict(
 ) -> list[dict[str, Any]]:
     """For each file, or each file of audio in a folder, its text, its words with their seconds, and a picture."""
     decode, rows = decoder_of(recipe, data.characters), []
-    paths = [path for file in files for path in (_audio_in(file) if file.is_dir() else [file])]
+    paths = [path for file in files for path in (find_audio(file) if file.is_dir() else [file])]
     for path, name in zip(paths, output_names(paths), strict=True):
         features = LogMel(recipe.rate, recipe.bands)(read(path, recipe.rate))
         heard = decode(listen(model, features[None].to(process.device), recipe))[0]
-        words, picture = words_of(heard, recipe), folder / f"{name}-heard.png"
-        draw_clips(picture, [(features, words, heard.text, True)])
+        words, picture = words_of(heard, HOP * recipe.subsample), folder / f"{name}-heard.png"
+        draw_spoken(picture, pieces(features, words, heard.text))
         rows.append({"file": str(path), "text": heard.text, "picture": picture.name, "words": words})
     return rows
-
-
-def _audio_in(folder: Path) -> list[Path]:
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in AUDIO)
-    found = sorted(paths, key=lambda path: natural(str(path)))
-    if not found:
-        raise DataError("files", f"{folder} without audio", f"files such as {', '.join(sorted(AUDIO))}", "Check it.")
-    return found
 
 
 def listen(model: Conformer, features: Tensor, recipe: SpeechRecipe) -> Tensor:

@@ -18,7 +18,7 @@ from polymix.domains.speech.recipe import SpeechRecipe
 from polymix.errors import DataError
 from polymix.extras import check_installed
 from polymix.limits import check_memory
-from polymix.train.data.ctc import decoder_of
+from polymix.train.data.ctc import ctc_losses, decoder_of
 from polymix.train.data.transcribed import LAYOUTS
 from polymix.train.task import Metric, Process, Say, Task, silent
 
@@ -69,7 +69,8 @@ class SpeechTask(Task[SpeechRecipe, SpeechData]):
         """The mean over the clips of their loss for each character, or for each hidden token."""
         logits = self.infer(model, batch)
         if self.recipe.goal == "ctc":
-            return measuring.ctc_losses(logits, batch, -(-batch.frames // self.recipe.subsample)).mean()
+            tokens = -(-batch.frames // self.recipe.subsample)
+            return ctc_losses(logits, tokens, batch.labels, batch.lengths).mean()
         return measuring.code_losses(logits, *measuring.codes_of(model, batch)).mean()
 
     def infer(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ctc_loss
 
 from polymix.errors import DataError, OptionError, ShapeError, check_int, check_number
 from polymix.extras import needs
@@ -23,6 +24,7 @@ from polymix.files import regular
 from polymix.train.data.texts import read_text
 
 BLANK = 0
+Word = dict[str, Any]
 MAX_CLASSES = 16  # of a token that the beam search tries
 MAX_MODEL_BYTES = 1 << 30  # of a language model in ARPA format
 
@@ -76,6 +78,34 @@ def _collapse(classes: Sequence[int], certain: Sequence[float], characters: str)
             chances[-1] = max(chances[-1], chance)
         previous = label
     return ReadText(text, tuple(places), tuple(chances))
+
+
+def words_of(heard: ReadText, seconds: float) -> list[Word]:
+    """Each word with the seconds of its first and last character, and the least probability of one of them.
+
+    seconds: from one token to the next.
+    """
+    words: list[Word] = []
+    place = 0
+    for text in heard.text.split(" "):
+        spots, chances = heard.places[place : place + len(text)], heard.certain[place : place + len(text)]
+        place += len(text) + 1
+        if text:
+            start, end = (round(seconds * token, 3) for token in (spots[0][0], spots[-1][1] + 1))
+            words.append({"word": text, "from": start, "to": end, "probability": min(chances)})
+    return words
+
+
+def ctc_losses(logits: Tensor, tokens: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+    """(B): the loss of each text, divided by its number of characters.
+
+    Args:
+        logits: (B, N, classes). tokens: (B), how many of N are real. labels: of all texts, one after another.
+        lengths: (B), how many each text has.
+    """
+    rows = logits.float().log_softmax(-1).transpose(0, 1)
+    losses = ctc_loss(rows, labels, tokens.cpu(), lengths.cpu(), BLANK, "none", zero_infinity=True)
+    return losses / lengths.to(losses).clamp_min(1)
 
 
 class BeamSearch:

@@ -13,6 +13,15 @@ def distance(output: Sequence[str], true: Sequence[str]) -> int:
     return int(_levenshtein().distance(output, true))
 
 
+def error_rates(heard: Sequence[str], true: Sequence[str]) -> dict[str, float]:
+    """wer and cer: edits from all texts to all that is true, as shares of its words and of its characters."""
+    pairs = list(zip(heard, true, strict=True))
+    words = sum(distance(text.split(), truth.split()) for text, truth in pairs)
+    characters = sum(distance(text, truth) for text, truth in pairs)
+    return {"wer": words / max(1, sum(len(truth.split()) for truth in true)),
+            "cer": characters / max(1, sum(map(len, true)))}  # fmt: skip
+
+
 def wrong_places(output: Sequence[str], true: Sequence[str]) -> tuple[set[int], int]:
     """The places of the truth that were left out or taken for another, and how many were put in."""
     changes = _levenshtein().editops(output, true)

@@ -15,6 +15,7 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.splits import HELD_OUT, TRAINING, held_out, natural
 from polymix.train.data.texts import named_file, read_text
 
+_NOT_PLAIN = re.compile(r"[^\w' ]|_")
 MISSING = "a text without audio"
 Parts = dict[str, list["Clip"]]  # by "train", "val" and "test"
 
@@ -27,6 +28,21 @@ class Clip:
     text: str
     entry: str
     speaker: str = ""
+
+
+def find_audio(folder: Path) -> list[Path]:
+    """The audio files in a folder and below it, in the order of their numbers. Raises DataError: there are none."""
+    paths = sorted(
+        (path for path in _files(folder) if path.suffix.lower() in AUDIO), key=lambda path: natural(str(path))
+    )
+    if not paths:
+        raise DataError("files", f"{folder} without audio", f"files such as {', '.join(sorted(AUDIO))}", "Check it.")
+    return paths
+
+
+def plain(text: str) -> str:
+    """A text in small letters, digits and apostrophes, with one space between words."""
+    return " ".join(_NOT_PLAIN.sub(" ", text.lower().replace("’", "'")).split())
 
 
 def find_clips(folder: Path, layout: str | None, texts: bool, problems: Problems) -> Parts:
