@@ -1,7 +1,5 @@
 """Speech: the Conformer's equations, streams, padding, BEST-RQ's codes and masks, error rates and whole runs."""
 
-import json
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, silu
@@ -224,18 +222,23 @@ COMBINATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: ",".join(options) or "default")
-def test_a_run_measures_evaluates_and_predicts(options, tmp_path):
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """Where the default data are kept."""
     pytest.importorskip("espeakng_loader", reason="untested: the default data, which espeakng-loader speaks")
+    return tmp_path_factory.mktemp("spoken")
+
+
+@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: ",".join(options) or "default")
+def test_a_run_measures_evaluates_and_predicts(options, tmp_path, spoken):
     if options.get("beam"):
         pytest.importorskip("flashlight", reason="untested: beams, for which flashlight-text is needed")
     recipe = TINY.changed(**options)
-    train(recipe, tmp_path / "run", data_folder=tmp_path / "data")
-    measured = json.loads((tmp_path / "run" / "results.json").read_text("utf-8"))["runs"][recipe.mixer_name]["metrics"]
-    names = {"wer", "cer", "loss"} if recipe.goal == "ctc" else {"accuracy", "loss", "majority"}
+    measured = train(recipe, tmp_path / "run", data_folder=spoken)
+    names = {"wer", "cer", "val_loss"} if recipe.goal == "ctc" else {"accuracy", "val_loss", "majority"}
     assert names <= {*measured}
     run = SavedRun.of(tmp_path / "run")
-    clips = next((tmp_path / "data").glob("**/test"))
+    clips = SpeechTask(recipe).load(spoken).test.clips[0].path.parent
     if recipe.goal == "best_rq":
         with pytest.raises(OptionError, match="predict"):
             run.predict([clips], tmp_path / "heard")
@@ -245,13 +248,12 @@ def test_a_run_measures_evaluates_and_predicts(options, tmp_path):
     assert all((tmp_path / "heard" / row["picture"]).is_file() for row in rows)
 
 
-def test_a_pretrained_model_learns_to_transcribe(tmp_path):
+def test_a_pretrained_model_learns_to_transcribe(tmp_path, spoken):
     """init takes all but the head and the quantizer, the features' mean and deviation too."""
-    pytest.importorskip("espeakng_loader", reason="untested: the default data, which espeakng-loader speaks")
     said = []
-    train(TINY.changed(goal="best_rq"), tmp_path / "pre", data_folder=tmp_path / "data")
+    train(TINY.changed(goal="best_rq"), tmp_path / "pre", data_folder=spoken)
     recipe = TINY.changed(init=str(tmp_path / "pre"), learning_rate=1e-9)
-    train(recipe, tmp_path / "run", data_folder=tmp_path / "data", say=said.append)
+    train(recipe, tmp_path / "run", data_folder=spoken, say=said.append)
     before, after = (torch.load(tmp_path / name / "model.pt") for name in ("pre", "run"))
     shared = [name for name in after if not name.startswith("head.")]
     assert shared and all((before[name] - after[name]).abs().max() < 1e-6 for name in shared)

@@ -48,12 +48,12 @@ def outputs(
 
 
 def measure(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, process: Process) -> dict[str, float]:
-    """wer, cer and loss; of BEST-RQ accuracy and loss of the hidden tokens' codes, and the commonest code's share."""
+    """wer, cer and val_loss; of BEST-RQ accuracy and val_loss of the hidden tokens' codes, and the commonest code's share."""
     if recipe.goal == "best_rq":
         return _measure_codes(model, data, recipe, process)
     heard, losses = transcribed(model, data, recipe, process)
     rates = error_rates([text.text for text in heard], [clip.text for clip in data.test.clips])
-    return {**rates, "loss": losses.mean().item()}
+    return {**rates, "val_loss": losses.mean().item()}
 
 
 def transcribed(
@@ -76,7 +76,7 @@ def _measure_codes(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, pro
         right += int((logits.argmax(2) == codes)[hidden].sum())
         counts += codes[hidden].cpu().bincount(minlength=recipe.codes)
     total = max(1, int(counts.sum()))
-    return {"accuracy": right / total, "loss": torch.cat(losses).mean().item(), "majority": int(counts.max()) / total}
+    return {"accuracy": right / total, "val_loss": torch.cat(losses).mean().item(), "majority": int(counts.max()) / total}
 
 
 def codes_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ class SpeechTask(Task[SpeechRecipe, SpeechData]):
     """A model of log-mel features (B, T, bands) -> logits of CTC, or of codes (B, ⌈T / subsample⌉, outputs)."""
 
     name = "speech"
-    metrics = (Metric("wer", "lower"), Metric("cer", "lower"), Metric("loss", "lower"))
+    metrics = (Metric("wer", "lower"), Metric("cer", "lower"), Metric("val_loss", "lower"))
     layouts = tuple(LAYOUTS)
     unit = "clips"
     fresh = ("head.", "quantizer.")
@@ -36,7 +36,7 @@ class SpeechTask(Task[SpeechRecipe, SpeechData]):
     def __init__(self, recipe: SpeechRecipe, say: Say = silent) -> None:
         super().__init__(recipe, say)
         if recipe.goal == "best_rq":  # this instance measures otherwise, and has no texts
-            metrics = (Metric("accuracy", "higher", "%"), Metric("loss", "lower"), Metric("majority", "higher", "%"))
+            metrics = (Metric("accuracy", "higher", "%"), Metric("val_loss", "lower"), Metric("majority", "higher", "%"))
             vars(self).update(metrics=metrics, predicts=False)
 
     def check(self) -> None:
