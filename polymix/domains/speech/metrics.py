@@ -48,7 +48,7 @@ def outputs(
 
 
 def measure(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, process: Process) -> dict[str, float]:
-    """wer, cer and val_loss; of BEST-RQ accuracy and val_loss of the hidden tokens' codes, and the commonest code's share."""
+    """wer, cer and val_loss; of the codes of hidden tokens accuracy, val_loss, and the commonest code's share."""
     if recipe.goal == "best_rq":
         return _measure_codes(model, data, recipe, process)
     heard, losses = transcribed(model, data, recipe, process)
@@ -76,7 +76,8 @@ def _measure_codes(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, pro
         right += int((logits.argmax(2) == codes)[hidden].sum())
         counts += codes[hidden].cpu().bincount(minlength=recipe.codes)
     total = max(1, int(counts.sum()))
-    return {"accuracy": right / total, "val_loss": torch.cat(losses).mean().item(), "majority": int(counts.max()) / total}
+    loss = torch.cat(losses).mean().item()
+    return {"accuracy": right / total, "val_loss": loss, "majority": int(counts.max()) / total}
 
 
 def codes_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,8 @@ class SpeechTask(Task[SpeechRecipe, SpeechData]):
     def __init__(self, recipe: SpeechRecipe, say: Say = silent) -> None:
         super().__init__(recipe, say)
         if recipe.goal == "best_rq":  # this instance measures otherwise, and has no texts
-            metrics = (Metric("accuracy", "higher", "%"), Metric("val_loss", "lower"), Metric("majority", "higher", "%"))
-            vars(self).update(metrics=metrics, predicts=False)
+            shares = (Metric(name, "higher", "%") for name in ("accuracy", "majority"))
+            vars(self).update(metrics=(*shares, Metric("val_loss", "lower")), predicts=False)
 
     def check(self) -> None:
         recipe = self.recipe
