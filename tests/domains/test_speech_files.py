@@ -211,6 +211,8 @@ def test_the_features_of_a_stream_are_those_of_the_whole():
     wave, mel = torch.randn(8000, dtype=torch.float64), LogMel(16_000, 20)
     parts = torch.cat((mel(wave[: 20 * 160 + 240]), mel(wave[20 * 160 :])))
     assert mel.frames(8000) == len(mel(wave)) == 48 and (parts - mel(wave)).abs().max() < 1e-9
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(mel(wave.float()), mel(wave.float()).float()), "the same in any precision of the model"
     assert len(mel(wave[:100])) == mel.frames(100) == 1
 
 

@@ -130,7 +130,9 @@ class LogMel:
         taper = torch.hann_window(self.window, dtype=wave.dtype, device=wave.device)
         spectrum = torch.stft(wave, self.window, self.hop, window=taper, center=False, return_complex=True)
         power = spectrum.real**2 + spectrum.imag**2
-        return (mel_bank(self.bands, self.window, self.rate).to(wave) @ power).clamp_min(FLOOR).log().T
+        bank = mel_bank(self.bands, self.window, self.rate).to(wave)
+        with torch.autocast(wave.device.type, enabled=False):  # features are the same in any precision of the model
+            return (bank @ power).clamp_min(FLOOR).log().T
 
 
 @cache
