@@ -54,8 +54,9 @@ EXTRAS = {
 }  # fmt: skip
 # Modules whose package has another name.
 PACKAGES = {
-    "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "espeakng_loader": "espeakng-loader", "flashlight": "flashlight-text",
-    "onnxruntime_qnn": "onnxruntime-qnn", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+    "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "espeakng_loader": "espeakng-loader",
+    "flashlight": "flashlight-text", "onnxruntime_qnn": "onnxruntime-qnn", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
 }  # fmt: skip
 
 

@@ -40,13 +40,6 @@ class SpeechRecipe(Recipe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "bands": 8, "dim": 16, "depth": 1, "kernel": 3,
                  "stem": 4, "codes": 16, "code_dim": 4, "synthetic_train": 16, "synthetic_test": 8},
-        # The quantizer and the masks of BEST-RQ (Chiu et al. 2022, Sections 3 and 4.1), on the small Conformer.
-        "best_rq": {"goal": "best_rq", "bands": 80, "subsample": 4, "codes": 8192, "code_dim": 16, "mask_start": 0.01,
-                    "mask_seconds": 0.4, "noise": 0.1},
-        # The sizes of the encoder of Conformer (S) (Gulati et al. 2020, Table 1, Sections 2.3 and 3.2). The channels of
-        # the stem are not printed.
-        "conformer_s": {"bands": 80, "subsample": 4, "stem": 144, "dim": 144, "depth": 16, "kernel": 32,
-                        "heads": 4, "mlp_ratio": 4.0, "dropout": 0.1},
     }  # fmt: skip
 
     batch_size: BatchSize = 16

@@ -173,7 +173,8 @@ Spoken = tuple[Tensor, Sequence[Mapping[str, Any]], str, bool]
 
 def pieces(features: Tensor, words: Sequence[Mapping[str, Any]], title: str) -> list[Spoken]:
     """The rows in which `draw_spoken` shows a recording (frames, bands): ten seconds each, the first eight of them."""
-    size, rows = round(ROW_SECONDS / HOP), []
+    size = round(ROW_SECONDS / HOP)
+    rows: list[Spoken] = []
     for place, part in enumerate(features.split(size)[:MAX_ROWS]):
         start = place * ROW_SECONDS
         here = [{**word, "from": word["from"] - start, "to": min(word["to"] - start, HOP * len(part))}
