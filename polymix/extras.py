@@ -55,8 +55,8 @@ EXTRAS = {
 # Modules whose package has another name.
 PACKAGES = {
     "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "espeakng_loader": "espeakng-loader",
-    "flashlight": "flashlight-text", "onnxruntime_qnn": "onnxruntime-qnn", "skimage": "scikit-image", "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
+    "flashlight": "flashlight-text", "onnxruntime_qnn": "onnxruntime-qnn",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, silu
 from polymix.domains.speech import data as reading
 from polymix.domains.speech.conformer import Conformer, ConformerBlock, Quantizer
 from polymix.domains.speech.data import Sample, SpeechData, hidden_tokens
-from polymix.domains.speech.metrics import code_losses, listen
+from polymix.domains.speech.metrics import code_losses, codes_of, listen
 from polymix.domains.speech.recipe import SpeechRecipe
 from polymix.domains.speech.task import SpeechTask
 from polymix.errors import CapabilityError, OptionError, ShapeError
@@ -132,6 +132,19 @@ def test_spans_are_hidden_as_often_and_as_long_as_the_recipe_says():
     ends = torch.diff(hidden.int(), prepend=torch.zeros(1, dtype=torch.int32))
     assert ((ends < 0).nonzero()[:100, 0] - (ends > 0).nonzero()[:100, 0]).min() == 10
     assert all(hidden_tokens(8, recipe.changed(mask_start=0.0), draw).any() for _ in range(20)), "never none"
+
+
+@torch.no_grad()
+def test_a_clip_has_the_same_codes_in_every_batch():
+    """Of its last token too, some frames of which are padding."""
+    host, clip = model(SMALL.changed(goal="best_rq")), features(2, 30)
+    clip[1, 21:] = 0
+    none = torch.zeros(0, dtype=torch.long)
+    both, alone = (
+        codes_of(host, reading.Batch(part, frames, none, none))[0]
+        for part, frames in ((clip, torch.tensor([30, 21])), (clip[1:, :21], torch.tensor([21])))
+    )
+    assert torch.equal(both[1, :6], alone[0])
 
 
 @torch.no_grad()

@@ -81,9 +81,10 @@ def _measure_codes(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, pro
 
 
 def codes_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The code of each token of a batch (B, N), and which are hidden."""
+    """The code of each token of a batch (B, N), and which are hidden. What is behind a clip's end counts as zeros."""
+    real = torch.arange(batch.features.shape[1], device=batch.frames.device) < batch.frames[:, None]
     hidden = torch.zeros_like(batch.frames[:, None]).bool() if batch.hidden is None else batch.hidden
-    return model.quantizer(model.normed(batch.features)), hidden
+    return model.quantizer(model.normed(batch.features) * real[..., None]), hidden
 
 
 def draw(model: nn.Module, data: SpeechData, recipe: SpeechRecipe, folder: Path) -> list[Path]:
