@@ -30,6 +30,7 @@ FEW = {
     "segment3d": {"scans": 2, "test_scans": 1},
     "detect3d": {"scenes": 1, "test_scenes": 1},
     "video": {"synthetic_train": 64, "synthetic_test": 8},
+    "speech": {"synthetic_train": 64, "synthetic_test": 8},
 }
 NOTE = "Speeds: processor time of one thread (`python benchmarks/task_speeds.py {} …`)."
 

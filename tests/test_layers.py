@@ -60,6 +60,8 @@ LIBRARIES = {
     "pyarrow": {"domains/text/data.py", "train/data/series/tables.py"},
     "pandas": {"train/data/series/installed.py"},
     "av": {"domains/video/reading.py"},
+    "soundfile": {"train/data/audio.py"},
+    "espeakng_loader": {"train/data/espeak.py"},
     "pydantic": {"train/", "domains/"},
     "tomli": {"train/recipe_files.py"},
     "wandb": {"train/loggers.py"},
@@ -84,8 +86,8 @@ LIBRARIES = {
     # arrays go to the runtimes
     "numpy": {"train/", "domains/", "export/", "workflows/export.py", "workflows/generate/exported.py"},
     "HersheyFonts": {"domains/handwriting/synthetic.py"},
-    "flashlight": {"domains/handwriting/decode.py"},
-    "rapidfuzz": {"domains/handwriting/metrics.py"},
+    "flashlight": {"train/data/ctc.py"},
+    "rapidfuzz": {"train/data/edits.py"},
 }  # fmt: skip
 
 

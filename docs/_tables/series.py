@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .domains import NONE, default_run, measured, number
-from .figures import load, table, where
+from .figures import RESULTS, load, table, where
 
 SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
 CLASS_CONTROLS = ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
@@ -63,6 +63,29 @@ def video_stream() -> str:
     return f"{about}\n\n{table(head, lines)}\n\n`python benchmarks/video_stream.py OUT.json`"
 
 
+def speech_lengths() -> str:
+    """Time and memory of a Conformer by the length of a recording."""
+    if not (RESULTS / "speech-lengths.json").is_file():
+        return "Not measured yet."
+    content, lines = load("speech-lengths.json"), []
+    rows, settings = {(row["mixer"], row["seconds"]): row for row in content["rows"]}, content["settings"]
+    for length in dict.fromkeys(row["seconds"] for row in content["rows"]):
+        pair = [rows[mixer, length] for mixer in ("pom", "softmax")]
+        cells = [
+            " / ".join(f"{row[name] * unit:.3g}" for row in pair)
+            for kind in ("training", "inference")
+            for name, unit in ((f"{kind}_s", 1), (f"{kind}_bytes", 2**-20))
+        ]
+        said = f"{length} s" if length < 120 else f"{length // 60} min"
+        lines.append((said, f"{rows['pom', length]['tokens']:,}", *cells))
+    head = ("recording", "tokens", "training step, s", "its memory, MiB", "inference, s", "its memory, MiB")
+    busy = " Other work ran on the machine." if settings["busy"] else ""
+    about = f"{where(content['machine'])}, processor time on one thread, `pom` / attention; one recording, "
+    about += f"{settings['depth']} blocks of {settings['dim']} channels, `{settings['pom']}`. "
+    about += f"Memory is the most that is held beyond weights.{busy}"
+    return f"{about}\n\n{table(head, lines)}\n\n`python benchmarks/speech_lengths.py OUT.json`"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "timeseries": lambda: default_run("timeseries", SERIES),
     "timeseries-controls": series_controls,
@@ -74,4 +97,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
     "video": lambda: default_run("video", ("accuracy", "val_loss")),
     "video-stream": video_stream,
+    "speech": lambda: default_run("speech", ("wer", "cer")),
+    "speech-lengths": speech_lengths,
 }

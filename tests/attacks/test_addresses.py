@@ -204,7 +204,7 @@ def test_the_step_of_pom_checks_its_state_below_the_mixer_too():
 def test_the_beam_search_reads_as_many_classes_as_it_knows():
     """The library gets an address and the number of classes; with fewer it would read behind the last row."""
     pytest.importorskip("flashlight", reason="untested: a beam search")
-    from polymix.domains.handwriting.decode import BeamSearch
+    from polymix.train.data.ctc import BeamSearch
 
     assert len(BeamSearch("ab", beam=3)(torch.randn(2, 4, 3))) == 2
     for classes in (1, 2, 4):

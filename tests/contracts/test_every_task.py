@@ -37,11 +37,13 @@ PREDICTED = {
     "timeseries goal=anomalies": "*.txt",
     "timeseries goal=classes": "*.ts",
     "video": "*.npy",
+    "speech": "*.flac",
+    "speech goal=best_rq": None,
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}
 # A recipe whose options choose between several tasks promises all of this of each.
-DOMAINS = sorted((*OWN_RECIPES, "timeseries goal=anomalies", "timeseries goal=classes"))
+DOMAINS = sorted((*OWN_RECIPES, "timeseries goal=anomalies", "timeseries goal=classes", "speech goal=best_rq"))
 # `text` has its own tests, and `instances` draws boxes by chance.
 TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
 CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved

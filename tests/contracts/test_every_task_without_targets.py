@@ -32,9 +32,9 @@ from polymix.train.registry import OWN_RECIPES
 cure_torchvision()
 CLASSES = 3
 DATA = SimpleNamespace(  # what the builders of the hosts read of their data
-    classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1], variables=("value",)
+    classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1], variables=("value",), train=()
 )
-EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text", "video"}
+EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text", "video", "speech"}
 
 
 def target(side, count):

@@ -17,6 +17,7 @@ HOSTS = {
     "jigsaw": {},
     "timeseries": {},
     "video": {},
+    "speech": {},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},
@@ -26,7 +27,7 @@ HOSTS = {
 def parameters(name, **options):
     kind = recipe_class(name.partition(",")[0])
     recipe = kind(**HOSTS[name], **options)
-    data = SimpleNamespace(classes=range(10), channels=1, variables=("value",))
+    data = SimpleNamespace(classes=range(10), channels=1, variables=("value",), characters="ab", train=())
     with torch.device("cpu" if "," in name else "meta"):
         model = task_class(recipe)(recipe).build(data)
     return sum(p.numel() for p in model.parameters())

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +20,7 @@ from polymix.domains.handwriting.lines import Line, Reading, pages_of, read_line
 from polymix.domains.handwriting.recipe import STRIDE, HandwritingRecipe
 from polymix.domains.handwriting.synthetic import hidden_of, synthetic
 from polymix.errors import DataError
+from polymix.train.data.ctc import encoded, tokens_needed
 from polymix.train.data.pictures import TURNED, open_picture, read_header, resized, turn_box
 from polymix.train.data.problems import Problems
 from polymix.train.data.synthetic import cached
@@ -104,11 +104,7 @@ class HandwritingData(Data):
 
     def encode(self, text: str, entry: str = "") -> list[int]:
         """The class of each character. Raises DataError for one that the model does not know, naming the entry."""
-        unknown = [character for character in text if character not in self.characters]
-        if unknown:
-            got = f"the character {unknown[0]!r} in {text[:40]!r}" + (f" ({entry})" if entry else "")
-            raise DataError("data", got, f"the model's: {self.characters!r}", "Train on texts that have it.")
-        return [self.characters.index(character) + 1 for character in text]
+        return encoded(text, self.characters, entry)
 
     def fingerprint(self) -> list[Any]:
         lines = [f"{line.image.name}\t{line.text}" for page in self.train.pages for line in page]
@@ -282,10 +278,10 @@ def paper_of(pixels: np.ndarray) -> Tensor:
 
 
 def _check_lengths(pages: Sequence[Page], recipe: HandwritingRecipe, problems: Problems) -> None:
-    """CTC needs a token for each character, and one between equal neighbours."""
+    """Notes the pages whose text needs more tokens than the lines have."""
     for page in pages:
         text = " ".join(line.text for line in page)
-        tokens = sum(1 + (len(list(run)) - 1) * 2 for _, run in groupby(text))
+        tokens = tokens_needed(text)
         if tokens > recipe.tokens:
             problems.add(page[0].entry, "", f"a text of {len(text)} characters needs {tokens} tokens, and "
                          f"width={recipe.width} gives {recipe.tokens}: raise width to {STRIDE * tokens} or more, "

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polymix.domains.handwriting.data import HandwritingData, Pages
-from polymix.domains.handwriting.decode import ReadText, decoder_of
 from polymix.domains.handwriting.recipe import HandwritingRecipe
-from polymix.extras import needs
+from polymix.train.data.ctc import ReadText, decoder_of
 from polymix.train.data.drawing import INK, WRONG, save_figure
+from polymix.train.data.edits import distance, wrong_places
 from polymix.train.task import Process
 
 DRAWN_LINES = 8
@@ -31,7 +30,7 @@ def measure(model: nn.Module, data: HandwritingData, recipe: HandwritingRecipe, 
         wrong, added = wrong_places(result.text, text)
         errors += len(wrong) + added
         blotted += len(wrong & set(hidden))
-        words += _distance(apart(result.text), apart(text))
+        words += distance(apart(result.text), apart(text))
     hidden_count = sum(len(hidden) for _, _, hidden in pairs)
     rates = {
         "cer": errors / max(sum(len(text) for _, text, _ in pairs), 1),
@@ -80,22 +79,3 @@ def read(
         logits: Tensor = model(torch.stack([sample.image for sample in batch]).to(process.device))
         for result, sample in zip(decode(logits), batch, strict=True):
             yield result, sample.text, sample.hidden
-
-
-def _distance(output: Sequence[str], true: Sequence[str]) -> int:
-    return int(_levenshtein().distance(output, true))
-
-
-def wrong_places(output: str, true: str) -> tuple[set[int], int]:
-    """The places of the truth that were left out or read as another character, and how many were put in."""
-    changes = _levenshtein().editops(output, true)
-    wrong = {
-        change.dest_pos for change in changes if change.tag in ("replace", "insert")
-    }  # insert: lacks in the output
-    return wrong, sum(change.tag == "delete" for change in changes)
-
-
-def _levenshtein() -> Any:
-    with needs("handwriting"):
-        from rapidfuzz.distance import Levenshtein
-    return Levenshtein

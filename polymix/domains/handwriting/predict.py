@@ -11,10 +11,10 @@ from torch import nn
 
 from polymix.domains.handwriting.cutting import cut_lines, pieces
 from polymix.domains.handwriting.data import WHITE, HandwritingData, fitted, grey, join, paper_of
-from polymix.domains.handwriting.decode import ReadText, decoder_of
 from polymix.domains.handwriting.lines import Line
 from polymix.domains.handwriting.recipe import STRIDE, HandwritingRecipe
 from polymix.files import output_names
+from polymix.train.data.ctc import ReadText, decoder_of
 from polymix.train.data.drawing import save_figure
 from polymix.train.task import Process
 

@@ -18,7 +18,6 @@ from polymix.domains.handwriting import data as reading
 from polymix.domains.handwriting import metrics as measuring
 from polymix.domains.handwriting.augment import augmented
 from polymix.domains.handwriting.data import HandwritingData
-from polymix.domains.handwriting.decode import BLANK, decoder_of
 from polymix.domains.handwriting.htr_vt import HtrVt
 from polymix.domains.handwriting.lines import LAYOUTS, is_lam_basic
 from polymix.domains.handwriting.predict import predict
@@ -26,6 +25,7 @@ from polymix.domains.handwriting.recipe import HandwritingRecipe
 from polymix.errors import DataError
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
+from polymix.train.data.ctc import BLANK, decoder_of
 from polymix.train.initial import start_as_xavier
 from polymix.train.optimizers import decay_groups
 from polymix.train.published import published

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from polymix.errors import shortened
 from polymix.files import write_whole
+from polymix.train.data.audio import HOP
 from polymix.train.data.pictures import resized, write_png
 from polymix.train.data.scores import reaching, said_of
 from polymix.train.data.vision import torchvision
@@ -22,6 +24,7 @@ DPI = 130
 INK, WRONG = "#757575", "#d0451b"  # of texts: can be read on white and on the dark ground of a page
 SIDES = (360, 1024)  # pixels of a drawn picture's longer side: the names of boxes have the same size in all
 MASK_OPACITY = 0.55
+ROW_SECONDS, MAX_ROWS, MAX_TITLE = 10.0, 8, 90  # of pictures of speech; a title in characters
 GROUP_WIDTH = 640  # pixels of a group of images in a grid
 Objects = Mapping[str, Tensor]  # boxes (k, 4), labels (k) and perhaps masks (k, H, W) of a picture
 
@@ -163,3 +166,41 @@ def save_sheet(path: Path, images: Tensor, columns: int) -> None:
     """Bytes (N, 1 or 3, H, W) as a PNG file without titles; small images are enlarged, pixel by pixel."""
     factor = max(1, 64 // images.shape[-1])
     save_picture(path, grid_of(images.repeat_interleave(factor, 2).repeat_interleave(factor, 3), columns))
+
+
+Spoken = tuple[Tensor, Sequence[Mapping[str, Any]], str, bool]
+
+
+def pieces(features: Tensor, words: Sequence[Mapping[str, Any]], title: str) -> list[Spoken]:
+    """The rows in which `draw_spoken` shows a recording (frames, bands): ten seconds each, the first eight of them."""
+    size = round(ROW_SECONDS / HOP)
+    rows: list[Spoken] = []
+    for place, part in enumerate(features.split(size)[:MAX_ROWS]):
+        start = place * ROW_SECONDS
+        here = [{**word, "from": word["from"] - start, "to": min(word["to"] - start, HOP * len(part))}
+                for word in words if start <= word["from"] < start + ROW_SECONDS]  # fmt: skip
+        rows.append((part, here, title if place == 0 else f"from {start:g} s", True))
+    return rows
+
+
+def draw_spoken(path: Path, rows: Sequence[Spoken]) -> None:
+    """A row for each clip: its features (frames, bands), low bands below, and each word where it was heard.
+
+    A row is features, words with "word", "from" and "to" in seconds, a title, and whether that is right.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.9 * len(rows)), layout="constrained")
+    places = figure.subplots(len(rows), squeeze=False)[:, 0]
+    for axes, (features, words, title, right) in zip(places, rows, strict=True):
+        seconds, bands = HOP * len(features), features.shape[1]
+        axes.imshow(features.T.numpy(), origin="lower", aspect="auto", cmap="magma", extent=(0, seconds, 0, bands))
+        for word in words:
+            axes.axvspan(word["from"], word["to"], color="white", alpha=0.25, lw=0)
+            middle = (word["from"] + word["to"]) / 2
+            axes.text(middle, 0.93 * bands, word["word"], color="white", fontsize=8, ha="center", va="top")
+        axes.set_title(shortened(title, MAX_TITLE), fontsize=9, loc="left", color=INK if right else WRONG)
+        axes.set_xlim(0, seconds)
+        axes.set_yticks([])
+    axes.set_xlabel("seconds")
+    save_figure(path, figure)

@@ -13,7 +13,7 @@ from PIL import Image
 from polymix.domains.handwriting.augment import augmented
 from polymix.domains.handwriting.cutting import cut_lines, pieces
 from polymix.domains.handwriting.data import HandwritingData, Pages
-from polymix.domains.handwriting.decode import BeamSearch, greedy, read_arpa
+from polymix.train.data.ctc import BeamSearch, greedy, read_arpa
 from polymix.domains.handwriting.htr_vt import HtrVt, sine_positions
 from polymix.domains.handwriting.lines import Line
 from polymix.domains.handwriting.metrics import apart, wrong_places

@@ -1,4 +1,7 @@
-"""From the logits of CTC to text: greedy, or a prefix beam search with an optional language model of characters."""
+"""CTC: the tokens that a text needs, and from logits to text, greedily or by a prefix beam search.
+
+The search takes an optional language model of characters.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ctc_loss
 
 from polymix.errors import DataError, OptionError, ShapeError, check_int, check_number
 from polymix.extras import needs
@@ -19,6 +24,7 @@ from polymix.files import regular
 from polymix.train.data.texts import read_text
 
 BLANK = 0
+Word = dict[str, Any]
 MAX_CLASSES = 16  # of a token that the beam search tries
 MAX_MODEL_BYTES = 1 << 30  # of a language model in ARPA format
 
@@ -30,6 +36,23 @@ class ReadText:
     text: str
     places: tuple[tuple[int, int], ...] = ()
     certain: tuple[float, ...] = ()
+
+
+def tokens_needed(text: str) -> int:
+    """The tokens without which CTC has no path: one for each character, and a blank between equal neighbours."""
+    return sum(2 * len(list(run)) - 1 for _, run in groupby(text))
+
+
+def encoded(text: str, characters: str, entry: str = "") -> list[int]:
+    """The class of each character of a text: c is characters[c - 1].
+
+    Raises DataError for a character that the model does not know, naming the entry.
+    """
+    unknown = [character for character in text if character not in characters]
+    if unknown:
+        got = f"the character {unknown[0]!r} in {text[:40]!r}" + (f" ({entry})" if entry else "")
+        raise DataError("data", got, f"the model's: {characters!r}", "Train on texts that have it.")
+    return [characters.index(character) + 1 for character in text]
 
 
 def greedy(logits: Tensor, characters: str) -> list[ReadText]:
@@ -57,6 +80,34 @@ def _collapse(classes: Sequence[int], certain: Sequence[float], characters: str)
     return ReadText(text, tuple(places), tuple(chances))
 
 
+def words_of(heard: ReadText, seconds: float) -> list[Word]:
+    """Each word with the seconds of its first and last character, and the least probability of one of them.
+
+    seconds: from one token to the next.
+    """
+    words: list[Word] = []
+    place = 0
+    for text in heard.text.split(" "):
+        spots, chances = heard.places[place : place + len(text)], heard.certain[place : place + len(text)]
+        place += len(text) + 1
+        if text:
+            start, end = (round(seconds * token, 3) for token in (spots[0][0], spots[-1][1] + 1))
+            words.append({"word": text, "from": start, "to": end, "probability": min(chances)})
+    return words
+
+
+def ctc_losses(logits: Tensor, tokens: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+    """(B): the loss of each text, divided by its number of characters.
+
+    Args:
+        logits: (B, N, classes). tokens: (B), how many of N are real. labels: of all texts, one after another.
+        lengths: (B), how many each text has.
+    """
+    rows = logits.float().log_softmax(-1).transpose(0, 1)
+    losses = ctc_loss(rows, labels, tokens.cpu(), lengths.cpu(), BLANK, "none", zero_infinity=True)
+    return losses / lengths.to(losses).clamp_min(1)
+
+
 class BeamSearch:
     """Prefix beam search over CTC's classes, by flashlight-text.
 
@@ -79,7 +130,7 @@ class BeamSearch:
     def __init__(
         self, characters: str, *, beam: int = 50, language_model: str | Path | None = None, weight: float = 0.5
     ) -> None:
-        with needs("handwriting"):
+        with needs("handwriting", "Beams are searched with it."):
             from flashlight.lib.text import decoder
         check_int("beam", beam, 1, 10_000)
         check_number("weight", weight, 0.0, 100.0, "a number of at least 0", 0.5)

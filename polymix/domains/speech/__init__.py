@@ -1,0 +1,1 @@
+"""Speech: Conformers with any mixer, that learn texts by CTC or codes of masked frames by BEST-RQ."""
