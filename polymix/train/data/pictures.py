@@ -272,9 +272,23 @@ def resized(pixels: Tensor, height: int, width: int, mode: str = "bilinear") -> 
     return several if pixels.ndim == 4 else several[0]
 
 
+def middle_part(size: Sequence[int], shape: Sequence[int]) -> tuple[slice, slice]:
+    """Rows and columns of the largest part in the middle of a picture whose sides have the proportions of `shape`.
+
+    size, shape: height and width.
+    """
+    height, width = size
+    tall, wide = min(height, max(1, width * shape[0] // shape[1])), min(width, max(1, height * shape[1] // shape[0]))
+    top, left = (height - tall) // 2, (width - wide) // 2
+    return slice(top, top + tall), slice(left, left + wide)
+
+
+def middle(pixels: Tensor, height: int, width: int) -> Tensor:
+    """The largest part in the middle of a picture (C, H, W), or of several (N, C, H, W), that fits this size, in it."""
+    rows, columns = middle_part(pixels.shape[-2:], (height, width))
+    return resized(pixels[..., rows, columns], height, width)
+
+
 def middle_square(pixels: Tensor, size: int) -> Tensor:
-    """The largest square in the middle of a picture (C, H, W), or of several (N, C, H, W), `size` pixels a side."""
-    height, width = pixels.shape[-2:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return resized(pixels[..., top : top + side, left : left + side], size, size)
+    """`middle`, a square of `size` pixels a side."""
+    return middle(pixels, size, size)

@@ -1,0 +1,194 @@
+"""Views of scenes for training: pictures with depth in the model's size, and the rays of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import Dataset
+
+from polymix.domains.depth import synthetic
+from polymix.domains.depth.layouts import View, check_view, layout_of, list_views, read_depth, read_matrix
+from polymix.domains.depth.recipe import DepthRecipe
+from polymix.domains.depth.synthetic import directions
+from polymix.errors import DataError
+from polymix.train.data.pictures import middle, middle_part, read_picture
+from polymix.train.data.problems import Problems
+from polymix.train.data.splits import TEST_SHARE, held_out
+from polymix.train.data.synthetic import cached
+from polymix.train.task import Data, Say
+
+NAME = "synthetic rooms"
+IN_MEMORY = 1 << 29  # bytes of samples that are kept decoded
+Scene = tuple[View, ...]  # the views of a sample
+Sample = tuple[Tensor, Tensor, Tensor]
+
+
+class Scenes(Dataset[Sample]):
+    """Bytes (K, 3, H, W), depth (K, H, W) with 0 where it does not count, and rays (K, N, 6), of one camera none."""
+
+    def __init__(self, scenes: Sequence[Scene], recipe: DepthRecipe) -> None:
+        self.scenes, self.recipe = scenes, recipe
+        size = 7 * len(scenes) * recipe.cameras * recipe.height * recipe.width
+        self.decoded: dict[int, Sample] | None = {} if size <= IN_MEMORY else None
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, place: int) -> Sample:
+        if self.decoded is None:
+            return read_scene(self.scenes[place], self.recipe)
+        if place not in self.decoded:
+            self.decoded[place] = read_scene(self.scenes[place], self.recipe)
+        return self.decoded[place]
+
+
+def read_scene(scene: Scene, recipe: DepthRecipe) -> Sample:
+    """A sample of `Scenes`: the middle of each picture in the model's size, its depth by the nearest pixel."""
+    size = (recipe.height, recipe.width)
+    pictures = torch.stack([middle(read_picture(view.picture), *size) for view in scene])
+    depths = [counted(read_depth(view.depth, view.unit), recipe) for view in scene]
+    parts = [depth[middle_part(depth.shape, size)][None, None] for depth in depths]
+    depth = torch.cat([interpolate(part, size, mode="nearest-exact")[0] for part in parts])
+    return pictures, depth, rays_of(scene, recipe)
+
+
+def counted(depth: Tensor, recipe: DepthRecipe) -> Tensor:
+    """Depth with 0 in place of what is below `min_depth` or above `max_depth`."""
+    most = torch.inf if recipe.max_depth is None else recipe.max_depth
+    return depth.where((depth >= recipe.min_depth) & (depth <= most), 0.0)
+
+
+def intrinsics_of(view: View, recipe: DepthRecipe) -> Tensor:
+    """The matrix (3, 3) of a view's camera in the pixels of the model. Raises DataError: it is missing or damaged."""
+    matrix = read_matrix(view.intrinsics, "intrinsics", view.picture)
+    rows, columns = middle_part(view.size[::-1], (recipe.height, recipe.width))
+    matrix[:2, 2] -= torch.tensor([columns.start, rows.start])
+    scale = [recipe.width / (columns.stop - columns.start), recipe.height / (rows.stop - rows.start), 1]
+    return matrix * torch.tensor(scale)[:, None]
+
+
+def rays_of(scene: Scene, recipe: DepthRecipe) -> Tensor:
+    """Place and direction (K, N, 6) of the ray of each token, in the axes of the first camera; of one camera none."""
+    if recipe.cameras == 1:
+        return torch.zeros(1, 0, 6)
+    poses = torch.stack([read_matrix(view.pose, "pose", view.picture) for view in scene])
+    poses = torch.linalg.inv(poses[:1]) @ poses
+    sizes = (recipe.height, recipe.width, recipe.patch_size)
+    ahead = torch.stack([directions(intrinsics_of(view, recipe), *sizes) for view in scene])
+    ahead = ahead @ poses[:, :3, :3].transpose(1, 2)
+    return torch.cat((poses[:, None, :3, 3].expand_as(ahead), ahead), -1)
+
+
+@dataclass(frozen=True)
+class DepthData(Data):
+    """Scenes for training and for the test, and c, the mean log depth of the training data."""
+
+    name: str
+    centre: float
+    train: Scenes
+    test: Scenes
+
+    def summary(self) -> dict[str, Any]:
+        """What results.json keeps: enough to build the model."""
+        return {"name": self.name, "centre": self.centre, "train": len(self.train), "test": len(self.test)}
+
+
+def load(recipe: DepthRecipe, folder: Path, say: Say) -> DepthData:
+    """The scenes of a recipe's data, or synthetic ones, which are written to `folder`. Reads every depth file.
+
+    Raises DataError: the first problem of all.
+    """
+    source = Path(recipe.data or "")
+    if recipe.data is None:
+        settings = {"seed": recipe.seed, "cameras": recipe.cameras, "height": recipe.height, "width": recipe.width,
+                    "train": recipe.synthetic_train, "test": recipe.synthetic_test}  # fmt: skip
+        source = cached(folder, "rooms", settings, lambda place: synthetic.write(place, **settings))
+    problems = Problems()
+    train, test, centre = read(recipe, source, problems)
+    problems.settle(say=say)
+    name = NAME if recipe.data is None else str(recipe.data)
+    return DepthData(name, centre, Scenes(train, recipe), Scenes(test, recipe))
+
+
+def read(recipe: DepthRecipe, folder: Path, problems: Problems) -> tuple[list[Scene], list[Scene], float]:
+    """The sound scenes for training and for the test, and the mean log depth of all. Raises DataError."""
+    means: list[float] = []
+    parts = list_views(folder, layout_of(folder, recipe.layout), problems)
+    train, test = ([*_scenes(recipe, part, problems, means)] for part in parts)
+    if not problems:
+        train, test = (train, test) if test else _split(train)
+        if not train or not test:
+            got = f"{folder} with {len(train) + len(test)} samples of {recipe.cameras} views"
+            raise DataError("data", got, "two or more, for training and for the test", "Add some.")
+    return train, test, sum(means) / max(1, len(means))
+
+
+def _scenes(recipe: DepthRecipe, views: list[View], problems: Problems, means: list[float]) -> Iterator[Scene]:
+    """Samples of as many views of one scene as there are cameras, in order; the log depths' means are added."""
+    for name, group in groupby(views, lambda view: view.scene):
+        sound = []
+        for checked in filter(None, (check_view(view, recipe.depth_unit, problems) for view in group)):
+            with problems.noting():
+                view, depth = checked[0], counted(checked[1], recipe)
+                if depth.any():
+                    means.append(depth[depth > 0].log().mean().item())
+                    rays_of((view,), recipe)
+                    sound.append(view)
+                else:
+                    text = "has no valid pixel: all are 0, or outside of min_depth and max_depth"
+                    problems.add(view.depth, "", text)
+        spare = len(sound) % recipe.cameras
+        if len(sound) < recipe.cameras and not problems:
+            problems.add(name, "", f"a scene of {len(sound)} views; a sample has {recipe.cameras}: see cameras")
+        elif spare:
+            problems.note(name, f"the last views, too few for a sample of {recipe.cameras}, are left out")
+        yield from (tuple(sound[k : k + recipe.cameras]) for k in range(0, len(sound) - spare, recipe.cameras))
+
+
+def _split(scenes: list[Scene]) -> tuple[list[Scene], list[Scene]]:
+    """Every fifth scene is for the test; of fewer than five scenes the last fifth of each, whose views resemble."""
+    groups = [[*group] for _, group in groupby(scenes, lambda scene: scene[0].scene)]
+    if len(groups) >= TEST_SHARE:
+        train, test = held_out(groups)
+    else:
+        cuts = [len(group) - max(1, len(group) // TEST_SHARE) for group in groups]
+        train, test = ([group[part] for group, part in zip(groups, parts, strict=True)]
+                       for parts in ([slice(cut) for cut in cuts], [slice(cut, None) for cut in cuts]))  # fmt: skip
+    return [scene for group in train for scene in group], [scene for group in test for scene in group]
+
+
+def list_problems(recipe: DepthRecipe, source: str) -> list[str]:
+    """Every problem of a folder, in sentences; reads all files."""
+    problems = Problems()
+    with problems.noting():
+        train, test, _ = read(recipe, Path(source), problems)
+        for view in (view for scene in (*train, *test) for view in scene):
+            with problems.noting():
+                read_picture(view.picture)
+    return problems.lines
+
+
+def from_summary(recipe: DepthRecipe, summary: Mapping[str, Any]) -> DepthData:
+    """The data of a trained model without its pictures."""
+    none = Scenes((), recipe)
+    return DepthData(str(summary["name"]), float(summary["centre"]), none, none)
+
+
+def for_evaluation(
+    recipe: DepthRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Say
+) -> DepthData:  # fmt: skip
+    """Scenes to measure a trained model on: the test part or all, at most `limit`."""
+    with TemporaryDirectory() as scratch:
+        data = load(recipe, Path(scratch), say)
+        test = Scenes([*data.train.scenes, *data.test.scenes][:limit] if whole else data.test.scenes[:limit], recipe)
+        if recipe.data is None:  # whose files are about to go
+            test.decoded = {place: read_scene(scene, recipe) for place, scene in enumerate(test.scenes)}
+    return replace(data, centre=float(summary["centre"]), test=test)

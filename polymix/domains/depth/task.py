@@ -1,0 +1,107 @@
+"""Depth as a task: the scale-invariant log loss over the pixels with a truth, and the metrics of Eigen et al."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.domains.depth import data as reading
+from polymix.domains.depth import hosts
+from polymix.domains.depth import metrics as measuring
+from polymix.domains.depth.data import DepthData
+from polymix.domains.depth.layouts import LAYOUTS
+from polymix.domains.depth.recipe import DepthRecipe
+from polymix.limits import check_memory
+from polymix.numbers import plural
+from polymix.train.data.scans.page import Pages
+from polymix.train.task import Metric, Process, Task
+
+
+def scale_invariant(log_depth: Tensor, truth: Tensor, share: float) -> Tensor:
+    """The mean over views of mean d² − λ (mean d)², d = log p − log t, over the pixels whose truth t is above 0.
+
+    log_depth, truth: (B, K, H, W). share: λ from 0 to 1. Views without a truth count as 0. Source: Eigen et al. 2014,
+    Equation 4, with λ = 0.5.
+    """
+    known = truth > 0
+    d = (log_depth.float() - truth.where(known, 1.0).log()).where(known, 0.0).flatten(2)
+    count = known.flatten(2).sum(2).clamp_min(1)
+    return (d.square().sum(2) / count - share * (d.sum(2) / count).square()).mean()
+
+
+class DepthTask(Task[DepthRecipe, DepthData]):
+    """A model of views (B, K, 3, H, W) from -1 to 1 and rays (B, K, N, 6) -> log depth (B, K, H, W)."""
+
+    name = "depth"
+    metrics = (
+        Metric("abs_rel", "lower"), Metric("delta_1", "higher", "%"), Metric("rmse", "lower"),
+        Metric("si_log", "lower"),
+    )  # fmt: skip
+    layouts = LAYOUTS
+    unit = "scenes"
+    predicts: ClassVar[bool] = True
+
+    def check(self) -> None:
+        recipe = self.recipe
+        tokens = recipe.cameras * recipe.height * recipe.width // recipe.patch_size**2
+        what = f"{recipe.batch_size:,} samples of {tokens:,} tokens and {recipe.dim:,} channels"
+        check_memory("height, width, dim", what, 8 * recipe.batch_size * tokens * recipe.dim)
+        with torch.device("meta") if recipe.host == "small" else nullcontext():
+            hosts.build(recipe, 0.0)
+
+    def problems(self, source: str) -> list[str]:
+        return reading.list_problems(self.recipe, source)
+
+    def load(self, folder: Path) -> DepthData:
+        return reading.load(self.recipe, folder, self.say)
+
+    def build(self, data: DepthData) -> nn.Module:
+        return hosts.build(self.recipe, data.centre)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return scale_invariant(self.infer(model, batch), batch[1], self.recipe.scale_invariance)
+
+    def infer(self, model: nn.Module, batch: Any) -> Tensor:
+        log_depth: Tensor = model(batch[0].float() / 127.5 - 1, batch[2])
+        return log_depth
+
+    def measure(self, model: nn.Module, data: DepthData, process: Process) -> dict[str, float]:
+        return measuring.measure(model, data, self.recipe, process)
+
+    def details(self, model: nn.Module, data: DepthData, process: Process) -> dict[str, Any]:
+        return {"metrics": self.measure(model, data, process), "count": len(data.test), "unit": "scenes"}
+
+    def draw(self, model: nn.Module, data: DepthData, folder: Path) -> list[Path]:
+        return measuring.draw(model, data, self.recipe, folder, Pages(self.say))
+
+    def describe(self, data: DepthData) -> str:
+        recipe = self.recipe
+        return (
+            f"{recipe.mixer_name} tells depth, on {data.name}: {len(data.train):,} training and {len(data.test):,} test "
+            f"scenes of {plural(recipe.cameras, 'view')}, {recipe.width} × {recipe.height} pixels."
+        )
+
+    def host_name(self, model: nn.Module) -> str:
+        recipe = self.recipe
+        return recipe.host.upper() if recipe.host != "small" else f"transformer over {recipe.patch_size}-pixel patches"
+
+    def usage(self, data: DepthData, folder: Path) -> list[str]:
+        shape = f"(B, {self.recipe.cameras}, 3, {self.recipe.height}, {self.recipe.width})"
+        load = f"model = SavedRun.of({str(folder)!r}).load()  # views {shape} from -1 to 1 -> log depth"
+        return ["from polymix.train.saved import SavedRun", "", load]
+
+    def from_summary(self, summary: Mapping[str, Any]) -> DepthData:
+        return reading.from_summary(self.recipe, summary)
+
+    def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> DepthData:
+        return reading.for_evaluation(self.recipe, summary, whole, limit, self.say)
+
+    def predict(
+        self, model: nn.Module, data: DepthData, files: Sequence[Path], folder: Path, process: Process
+    ) -> list[dict[str, Any]]:
+        return measuring.predict(model, self.recipe, files, folder, process, Pages(self.say))
