@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,13 +14,13 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from polymix.domains.depth import synthetic
-from polymix.domains.depth.layouts import View, check_view, layout_of, list_views, read_depth, read_matrix
+from polymix.domains.depth.layouts import View, layout_of, list_views, read_depth, read_matrix
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.domains.depth.synthetic import directions
 from polymix.errors import DataError
-from polymix.train.data.pictures import middle, middle_part, read_picture
+from polymix.train.data.pictures import middle, middle_part, read_header, read_picture
 from polymix.train.data.problems import Problems
-from polymix.train.data.splits import TEST_SHARE, held_out
+from polymix.train.data.splits import TEST_SHARE
 from polymix.train.data.synthetic import cached
 from polymix.train.task import Data, Say
 
@@ -67,7 +66,7 @@ def counted(depth: Tensor, recipe: DepthRecipe) -> Tensor:
 
 
 def intrinsics_of(view: View, recipe: DepthRecipe) -> Tensor:
-    """The matrix (3, 3) of a view's camera in the pixels of the model. Raises DataError: it is missing or damaged."""
+    """The matrix (3, 3) of a view's camera in the pixels of the model. Raises DataError: there is none."""
     matrix = read_matrix(view.intrinsics, "intrinsics", view.picture)
     rows, columns = middle_part(view.size[::-1], (recipe.height, recipe.width))
     matrix[:2, 2] -= torch.tensor([columns.start, rows.start])
@@ -119,12 +118,16 @@ def load(recipe: DepthRecipe, folder: Path, say: Say) -> DepthData:
 
 
 def read(recipe: DepthRecipe, folder: Path, problems: Problems) -> tuple[list[Scene], list[Scene], float]:
-    """The sound scenes for training and for the test, and the mean log depth of all. Raises DataError."""
+    """The sound scenes for training and for the test, and the mean log depth of all. Raises DataError.
+
+    Where a folder does not say which are for the test, the last fifth is.
+    """
     means: list[float] = []
     parts = list_views(folder, layout_of(folder, recipe.layout), problems)
     train, test = ([*_scenes(recipe, part, problems, means)] for part in parts)
     if not problems:
-        train, test = (train, test) if test else _split(train)
+        cut = len(train) - max(1, len(train) // TEST_SHARE)
+        train, test = (train, test) if test else (train[:cut], train[cut:])
         if not train or not test:
             got = f"{folder} with {len(train) + len(test)} samples of {recipe.cameras} views"
             raise DataError("data", got, "two or more, for training and for the test", "Add some.")
@@ -135,16 +138,12 @@ def _scenes(recipe: DepthRecipe, views: list[View], problems: Problems, means: l
     """Samples of as many views of one scene as there are cameras, in order; the log depths' means are added."""
     for name, group in groupby(views, lambda view: view.scene):
         sound = []
-        for checked in filter(None, (check_view(view, recipe.depth_unit, problems) for view in group)):
+        for view in group:
             with problems.noting():
-                view, depth = checked[0], counted(checked[1], recipe)
-                if depth.any():
-                    means.append(depth[depth > 0].log().mean().item())
-                    rays_of((view,), recipe)
-                    sound.append(view)
-                else:
-                    text = "has no valid pixel: all are 0, or outside of min_depth and max_depth"
-                    problems.add(view.depth, "", text)
+                view, depth = _checked(view, recipe)
+                rays_of((view,), recipe)
+                means.append(depth[depth > 0].log().mean().item())
+                sound.append(view)
         spare = len(sound) % recipe.cameras
         if len(sound) < recipe.cameras and not problems:
             problems.add(name, "", f"a scene of {len(sound)} views; a sample has {recipe.cameras}: see cameras")
@@ -153,16 +152,19 @@ def _scenes(recipe: DepthRecipe, views: list[View], problems: Problems, means: l
         yield from (tuple(sound[k : k + recipe.cameras]) for k in range(0, len(sound) - spare, recipe.cameras))
 
 
-def _split(scenes: list[Scene]) -> tuple[list[Scene], list[Scene]]:
-    """Every fifth scene is for the test; of fewer than five scenes the last fifth of each, whose views resemble."""
-    groups = [[*group] for _, group in groupby(scenes, lambda scene: scene[0].scene)]
-    if len(groups) >= TEST_SHARE:
-        train, test = held_out(groups)
-    else:
-        cuts = [len(group) - max(1, len(group) // TEST_SHARE) for group in groups]
-        train, test = ([group[part] for group, part in zip(groups, parts, strict=True)]
-                       for parts in ([slice(cut) for cut in cuts], [slice(cut, None) for cut in cuts]))  # fmt: skip
-    return [scene for group in train for scene in group], [scene for group in test for scene in group]
+def _checked(view: View, recipe: DepthRecipe) -> tuple[View, Tensor]:
+    """The view with its size and unit, and what of its depth counts. Raises DataError: none does."""
+    view = view if recipe.depth_unit is None else view._replace(unit=recipe.depth_unit)
+    header, depth = read_header(view.picture), read_depth(view.depth, view.unit)
+    if (header.height, header.width) != tuple(depth.shape):
+        size = f"{depth.shape[1]} × {depth.shape[0]}"
+        got = f"{view.picture}, which is {header.width} × {header.height} pixels, and {size} in {view.depth}"
+        raise DataError("data", got, "one size", "Resize one of them.")
+    depth = counted(depth, recipe)
+    if not depth.any():
+        got = f"{view.depth} without a valid pixel: all are 0, or outside of min_depth and max_depth"
+        raise DataError("data", got, "depths", "Remove it.")
+    return view._replace(size=(header.width, header.height)), depth
 
 
 def list_problems(recipe: DepthRecipe, source: str) -> list[str]:
@@ -180,15 +182,3 @@ def from_summary(recipe: DepthRecipe, summary: Mapping[str, Any]) -> DepthData:
     """The data of a trained model without its pictures."""
     none = Scenes((), recipe)
     return DepthData(str(summary["name"]), float(summary["centre"]), none, none)
-
-
-def for_evaluation(
-    recipe: DepthRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Say
-) -> DepthData:  # fmt: skip
-    """Scenes to measure a trained model on: the test part or all, at most `limit`."""
-    with TemporaryDirectory() as scratch:
-        data = load(recipe, Path(scratch), say)
-        test = Scenes([*data.train.scenes, *data.test.scenes][:limit] if whole else data.test.scenes[:limit], recipe)
-        if recipe.data is None:  # whose files are about to go
-            test.decoded = {place: read_scene(scene, recipe) for place, scene in enumerate(test.scenes)}
-    return replace(data, centre=float(summary["centre"]), test=test)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,7 @@ class Host(nn.Module):
             raise ShapeError("views", tuple(views.shape), f"(B, {', '.join(map(str, self.shape))})", "Resize them.")
         return self.centre + self.relative(views, rays)
 
-    def relative(self, views: Tensor, rays: Tensor | None) -> Tensor:
-        """Log depth without c."""
-        raise NotImplementedError
+    relative: Callable[[Tensor, Tensor | None], Tensor]  # the log depth without c
 
 
 class DepthTransformer(Host):

@@ -14,7 +14,7 @@ from torch import Tensor
 from polymix.errors import DataError, reason_of
 from polymix.files import regular
 from polymix.train.data.arrays import read_array
-from polymix.train.data.pictures import SUFFIXES, find_pictures, opened, read_header
+from polymix.train.data.pictures import SUFFIXES, find_pictures, read_deep
 from polymix.train.data.problems import Problems
 from polymix.train.data.splits import HELD_OUT, find_parts, natural
 from polymix.train.data.texts import composed, read_text
@@ -52,8 +52,8 @@ def layout_of(folder: Path, layout: str | None) -> str:
     for name, pattern in (("nyu", "sync_depth_*.png"), ("kitti", "proj_depth"), ("visp", "*epth*_[0-9]*.bin")):
         if next(folder.rglob(pattern), None):
             return name
-    allowed = "images/ and depth/, sync_depth_*.png, proj_depth/groundtruth, or *depth*_0000.bin"
-    raise DataError("data", f"{folder} without the files of a known layout", allowed, "See docs/domains/depth.md.")
+    allowed = "images/ and depth/, sync_depth_*.png, proj_depth/groundtruth or *depth*_0000.bin"
+    raise DataError("data", f"{folder} of no known layout", allowed, "See docs/domains/depth.md.")
 
 
 def list_views(folder: Path, layout: str, problems: Problems) -> tuple[list[View], list[View]]:
@@ -62,10 +62,10 @@ def list_views(folder: Path, layout: str, problems: Problems) -> tuple[list[View
     training, test = find_parts(folder, WHAT) if layout == "folders" else (folder, None)
     if test is not None:
         return [*read(training, problems)], [*read(test, problems)]
-    views = [*read(folder, problems)]
-    held_out = {view.depth for view in views if set(HELD_OUT) & set(view.depth.relative_to(folder).parts)}
-    parts = [[view for view in views if (view.depth in held_out) is wanted] for wanted in (False, True)]
-    return (parts[0], parts[1]) if parts[0] else (parts[1], [])
+    parts: tuple[list[View], list[View]] = [], []
+    for view in read(folder, problems):
+        parts[bool(set(HELD_OUT) & set(view.depth.relative_to(folder).parts))].append(view)
+    return parts if parts[0] else (parts[1], [])
 
 
 def list_folders(folder: Path, problems: Problems, with_depth: bool = True) -> Iterator[View]:
@@ -129,14 +129,8 @@ def read_depth(path: Path, unit: float | None) -> Tensor:
 
     Raises DataError: the file is not depth, or not all numbers are finite and 0 or more.
     """
-    if path.suffix.lower() in (".npy", ".bin"):
-        values = read_array(path) if path.suffix.lower() == ".npy" else _read_frame(path)
-    else:
-        with opened(path) as image:
-            if image.mode[0] not in "IF":
-                got = f"{path}, a picture of 8 bits a channel ({image.mode})"
-                raise DataError("data", got, "depth in 16 bits", "Save depth as a 16-bit PNG or as .npy.")
-            values = numpy.array(image)
+    suffix = path.suffix.lower()
+    values = read_array(path) if suffix == ".npy" else _frame(path) if suffix == ".bin" else read_deep(path, "depth")
     if values.ndim != 2 or not values.size:
         raise DataError("data", f"{path} of shape {values.shape}", "(height, width)", "Write a file for each picture.")
     own = MILLIMETRES if values.dtype.kind in "biu" else 1.0
@@ -149,7 +143,7 @@ def read_depth(path: Path, unit: float | None) -> Tensor:
     return torch.from_numpy(values)
 
 
-def _read_frame(path: Path) -> Any:
+def _frame(path: Path) -> Any:
     """ViSP's frame: two uint32, rows and columns, then uint16 row by row, all of them little-endian."""
     try:
         content = regular(path).read_bytes()
@@ -176,25 +170,11 @@ def read_matrix(path: Path | None, what: str, view: Path) -> Tensor:
         matrix = torch.tensor([float(word) for word in words]).unflatten(0, (4, -1) if len(words) == 16 else (3, 3))
     except (ValueError, RuntimeError):
         matrix = torch.full((3, 3), torch.nan)
-    turns = matrix[:3, :3]
+    turns, last = matrix[:3, :3], matrix[-1].tolist()
     if what == "pose":
-        sound = matrix.shape == (4, 4) and matrix[3].tolist() == [0, 0, 0, 1] and turns.det() > 0
-        sound = sound and (turns @ turns.T - torch.eye(3)).abs().max() < ORTHONORMAL
+        sound = last == [0, 0, 0, 1] and turns.det() > 0 and (turns @ turns.T - torch.eye(3)).abs().max() < ORTHONORMAL
     else:
-        matrix = turns
-        sound = turns[0, 0] > 0 and turns[1, 1] > 0 and turns[2].tolist() == [0, 0, 1]
+        matrix, sound = turns, turns[0, 0] > 0 and turns[1, 1] > 0 and turns[2].tolist() == [0, 0, 1]
     if not (sound and matrix.isfinite().all()):
         raise DataError("data", f"{path}, which holds no {what}", form, "Write it again.")
     return matrix
-
-
-def check_view(view: View, unit: float | None, problems: Problems) -> tuple[View, Tensor] | None:
-    """The view with its size and unit, and its depth; None where a file cannot be read, or they do not fit."""
-    view = view if unit is None else view._replace(unit=unit)
-    with problems.noting():
-        header, depth = read_header(view.picture), read_depth(view.depth, view.unit)
-        if (header.height, header.width) == tuple(depth.shape):
-            return view._replace(size=(header.width, header.height)), depth
-        text = f"is {header.width} × {header.height} pixels, and {depth.shape[1]} × {depth.shape[0]} in {view.depth}"
-        problems.add(view.picture, "", text)
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from polymix.domains.depth.layouts import View, list_folders
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.domains.depth.synthetic import directions
 from polymix.errors import DataError
-from polymix.files import output_names, write_whole
+from polymix.files import output_names
+from polymix.train.data.arrays import write_array
 from polymix.train.data.drawing import INK, save_figure, show
 from polymix.train.data.pictures import middle, middle_part, read_picture, resized
 from polymix.train.data.problems import Problems
@@ -82,7 +82,7 @@ def draw(model: nn.Module, data: DepthData, recipe: DepthRecipe, folder: Path, p
         predicted = depths_of(model, pictures[None], rays[None], recipe, Process())[0, 0]
         rows.append({"picture": pictures[0], "truth": truth[0], "prediction": aligned(predicted, truth[0], recipe)})
     draw_rows(folder / "depth.png", rows)
-    cloud = cloud_of(rows[0], camera_of(data.test.scenes[places[0]][0], recipe))
+    cloud = cloud_of(rows[0], data.test.scenes[places[0]][0], recipe)
     return [folder / "depth.png", *pages.write(folder / "cloud.html", cloud, "A test picture")]
 
 
@@ -108,16 +108,15 @@ def draw_rows(path: Path, rows: Sequence[Maps]) -> None:
     save_figure(path, figure)
 
 
-def camera_of(view: View, recipe: DepthRecipe) -> Tensor:
-    """The matrix of a view's camera; without intrinsics one whose focal length is the width of the picture."""
-    if view.intrinsics is not None and view.intrinsics.is_file():
-        return intrinsics_of(view, recipe)
+def cloud_of(maps: Maps, view: View, recipe: DepthRecipe) -> Scene:
+    """The points of the depths of a view, in the colours of its picture: to the right, ahead, up.
+
+    Where its camera is not known, the focal length is the width of the picture.
+    """
     width, height = float(recipe.width), float(recipe.height)
-    return torch.tensor([[width, 0, width / 2], [0, width, height / 2], [0, 0, 1]])
-
-
-def cloud_of(maps: Maps, intrinsics: Tensor) -> Scene:
-    """The points of the depths of a picture, in its colours: to the right, ahead, up."""
+    intrinsics = torch.tensor([[width, 0, width / 2], [0, width, height / 2], [0, 0, 1]])
+    if view.intrinsics is not None and view.intrinsics.is_file():
+        intrinsics = intrinsics_of(view, recipe)
     depths = {name: depth.flatten() for name, depth in reversed([*maps.items()]) if name != "picture"}
     right, down, ahead = directions(intrinsics, *maps["picture"].shape[1:]).unbind(1)
     points = [(torch.stack((right, ahead, -down), 1) * depth[:, None])[depth > 0] for depth in depths.values()]
@@ -147,20 +146,15 @@ def predict(
             seen = part[middle_part(part.shape, depth.shape)]
             seen.copy_(resized(depth[None], *seen.shape)[0])
         array = whole[0] if recipe.cameras == 1 else torch.stack(whole)
-        write_whole(folder / f"{name}-depth.npy", partial(_save, array))
+        write_array(folder / f"{name}-depth.npy", array.numpy())
         rows = [{"picture": part, "prediction": depth} for part, depth in zip(pictures, predicted, strict=True)]
         draw_rows(folder / f"{name}.png", rows)
-        page = pages.write(folder / f"{name}.html", cloud_of(rows[0], camera_of(views[0], recipe)), file.name)
+        page = pages.write(folder / f"{name}.html", cloud_of(rows[0], views[0], recipe), file.name)
         ends = {"nearest": predicted.min(), "median": predicted.median(), "farthest": predicted.max()}
         results.append({"file": str(file), **{key: float(value) for key, value in ends.items()},
                         "depth": f"{name}-depth.npy", "picture": f"{name}.png",
                         "page": page[0].name if page else None})  # fmt: skip
     return results
-
-
-def _save(array: Tensor, path: Path) -> None:
-    with path.open("wb") as file:
-        numpy.save(file, array.numpy())
 
 
 def _views(file: Path, recipe: DepthRecipe) -> list[View]:

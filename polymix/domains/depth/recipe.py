@@ -7,19 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from polymix.train.recipe import (
-    Count,
-    EvaluateEvery,
-    Final,
-    Fraction,
-    LearningRate,
-    Mixer,
-    Positive,
-    Recipe,
-    Share,
-    Steps,
-    wrong,
-)
+from polymix.train.recipe import Count, EvaluateEvery, Final, LearningRate, Mixer, Positive, Recipe, Steps, wrong
 
 PATCH = 8  # pixels a side of a token, where the recipe does not say
 COARSEST = 32  # pixels of a token of GLPN's last stage
@@ -28,8 +16,8 @@ COARSEST = 32  # pixels of a token of GLPN's last stage
 class DepthRecipe(Recipe):
     """A model that tells how far away every pixel of a picture is; of several cameras' pictures, all at once.
 
-    The data are a folder as NYU Depth v2 or KITTI has it, ViSP's frames, or pictures and depth files of equal names;
-    without one they are synthetic rooms.
+    The data are a folder as NYU Depth v2, KITTI or ViSP has it, or of pictures and depth files of equal names; without
+    one they are synthetic rooms.
     """
 
     task: ClassVar[str] = "polymix.domains.depth.task:DepthTask"
@@ -55,23 +43,19 @@ class DepthRecipe(Recipe):
     )
     height: Count = Field(64, description="of the model's pictures in pixels, cut from the middle of larger ones")
     width: Count = Field(64, description="of the model's pictures in pixels")
-    patch: Count | None = Field(
-        None, description="side of a token in pixels, a divisor of height and width; None: 8, or GLPN's own strides"
-    )
+    patch: Count | None = Field(None, description="side of a token in pixels; None: 8, or GLPN's own strides")
     dim: int = Field(64, ge=8, multiple_of=8, description="channels, a multiple of 8; of GLPN's second stage")
     depth: int = Field(3, ge=1, le=1000, description="blocks; of each of GLPN's four stages")
     mlp_ratio: Positive = Field(2.0, description="hidden units of the MLP per channel")
-    dropout: Share = Field(0.0, description="of the MLPs; in DPT and GLPN also before attention's residual")
-    scale_invariance: Fraction = Field(
-        0.5, description="λ of the loss, mean d² − λ (mean d)²; 1: a factor on all depths of a picture costs nothing"
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the MLPs, and in DPT and GLPN of what their mixers give")
+    scale_invariance: float = Field(
+        0.5, ge=0, le=1, description="λ of the loss, mean d² − λ (mean d)²; 1: a factor on all depths costs nothing"
     )
     align: Literal["none", "median"] = Field(
         "none", description="median: each prediction is scaled to the median of the truth before it is measured"
     )
     min_depth: Positive = Field(1e-3, description="true depths below it do not count, and predictions are not below it")
-    max_depth: Positive | None = Field(
-        None, description="the same above it, such as 10 for NYU and 80 for KITTI; None: no bound"
-    )
+    max_depth: Positive | None = Field(None, description="the same above it: 10 for NYU, 80 for KITTI; None: no bound")
     depth_unit: Positive | None = Field(
         None, description="of the numbers in depth files; None: the layout's, or 0.001 for integers and 1 for floats"
     )
@@ -81,8 +65,7 @@ class DepthRecipe(Recipe):
     @model_validator(mode="after")
     def _options_fit(self) -> DepthRecipe:
         if self.host != "small" and self.cameras > 1:
-            got = f"{self.cameras} with host={self.host}"
-            raise wrong("cameras", got, "1: this host sees one picture", "Use host=small.")
+            raise wrong("cameras", self.cameras, f"1: {self.host} sees one picture", "Use host=small.")
         if self.max_depth is not None and self.max_depth <= self.min_depth:
             raise wrong("max_depth", self.max_depth, f"more than min_depth={self.min_depth:g}", "Raise it.")
         if self.host == "glpn" and self.patch is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from polymix.domains.depth import data as reading
 from polymix.domains.depth import hosts
 from polymix.domains.depth import metrics as measuring
-from polymix.domains.depth.data import DepthData
+from polymix.domains.depth.data import DepthData, Scenes
 from polymix.domains.depth.layouts import LAYOUTS
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.limits import check_memory
@@ -73,18 +74,12 @@ class DepthTask(Task[DepthRecipe, DepthData]):
     def measure(self, model: nn.Module, data: DepthData, process: Process) -> dict[str, float]:
         return measuring.measure(model, data, self.recipe, process)
 
-    def details(self, model: nn.Module, data: DepthData, process: Process) -> dict[str, Any]:
-        return {"metrics": self.measure(model, data, process), "count": len(data.test), "unit": "scenes"}
-
     def draw(self, model: nn.Module, data: DepthData, folder: Path) -> list[Path]:
         return measuring.draw(model, data, self.recipe, folder, Pages(self.say))
 
     def describe(self, data: DepthData) -> str:
-        recipe = self.recipe
-        return (
-            f"{recipe.mixer_name} tells depth, on {data.name}: {len(data.train):,} training and {len(data.test):,} test "
-            f"scenes of {plural(recipe.cameras, 'view')}, {recipe.width} × {recipe.height} pixels."
-        )
+        counts = f"{len(data.train):,} training and {len(data.test):,} test scenes"
+        return f"{self.recipe.mixer_name}, on {data.name}: {counts} of {plural(self.recipe.cameras, 'view')}."
 
     def host_name(self, model: nn.Module) -> str:
         recipe = self.recipe
@@ -98,8 +93,13 @@ class DepthTask(Task[DepthRecipe, DepthData]):
     def from_summary(self, summary: Mapping[str, Any]) -> DepthData:
         return reading.from_summary(self.recipe, summary)
 
-    def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> DepthData:
-        return reading.for_evaluation(self.recipe, summary, whole, limit, self.say)
+    def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> DepthData | None:
+        """The test part, or all scenes; of a run on synthetic data those of `load`."""
+        if self.recipe.data is None:
+            return None
+        data = self.load(Path())
+        scenes = [*data.train.scenes, *data.test.scenes] if whole else data.test.scenes
+        return replace(data, centre=float(summary["centre"]), test=Scenes(scenes[:limit], self.recipe))
 
     def predict(
         self, model: nn.Module, data: DepthData, files: Sequence[Path], folder: Path, process: Process

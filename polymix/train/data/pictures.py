@@ -159,6 +159,18 @@ def read_numbers(source: Path | IO[bytes], name: str = "") -> Tensor:
         return torch.from_numpy(numpy.array(image).astype(numpy.int32))
 
 
+def read_deep(file: Path, what: str) -> Any:
+    """The numbers of more than 8 bits in a picture of one channel, as they are stored: an array (height, width).
+
+    Raises DataError, as `opened` does, and for 8 bits. what: they are, for the error.
+    """
+    with opened(file) as image:
+        if image.mode[0] not in "IF":
+            got = f"{file}, a picture of 8 bits a channel ({image.mode})"
+            raise DataError("data", got, f"{what} in 16 bits", "Save it as a PNG of 16 bits, or as .npy.")
+        return numpy.array(image)
+
+
 def _as_bytes(image: Any) -> Any:
     """A grey image of 16 or 32 bits or of floats as bytes; Pillow's own conversion cuts off at 255, which is white.
 
