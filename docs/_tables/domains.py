@@ -25,7 +25,7 @@ MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "segment3d": "miou",
     "detect3d": "NDS", "timeseries": "mase", "timeseries/anomalies": "auc", "timeseries/classes": "accuracy",
-    "video": "accuracy", "generation": "fd",
+    "video": "accuracy", "depth": "abs_rel", "generation": "fd",
 }  # fmt: skip
 
 

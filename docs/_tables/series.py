@@ -74,4 +74,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
     "video": lambda: default_run("video", ("accuracy", "val_loss")),
     "video-stream": video_stream,
+    "depth": lambda: default_run("depth", ("abs_rel", "delta_1", "rmse", "si_log")),
 }

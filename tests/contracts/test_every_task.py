@@ -37,6 +37,7 @@ PREDICTED = {
     "timeseries goal=anomalies": "*.txt",
     "timeseries goal=classes": "*.ts",
     "video": "*.npy",
+    "depth": "images/**/*.png",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}

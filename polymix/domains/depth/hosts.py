@@ -13,15 +13,15 @@ from torch.nn.functional import interpolate
 from polymix.blocks import MixerBlock
 from polymix.compat import cure_torchvision
 from polymix.convert.adapters.libraries import load_library
-from polymix.domains.depth.recipe import DepthRecipe
+from polymix.domains.depth.recipe import STAGES, DepthRecipe
 from polymix.errors import ShapeError
 from polymix.mixers import MixerConfig
 from polymix.models.vit import sine_positions
 from polymix.train.hosts import put_mixers
 
 RAY = 9  # numbers of a ray: its origin, its direction, and their cross product
-STAGES = 4  # of DPT and GLPN
 HEAD = 32  # channels of a head of attention in DPT
+RANGE = 10  # of GLPN's largest depth over the typical one, where there is no `max_depth`
 TINY = 1e-6  # below which GLPN's share of the largest depth is cut off
 
 
@@ -90,14 +90,14 @@ class DepthTransformer(Host):
 class Published(Host):
     """DPT or GLPN of transformers, brought to the size of the views.
 
-    GLPN (Kim et al. 2022) as published: log(m σ(x)), where m is `max_depth`, or e^c without one. Its encoder has half
+    GLPN (Kim et al. 2022) as published: log(m σ(x)), where m is `max_depth`, or 10 e^c without one. Its encoder has half
     to four times `dim` channels. DPT (Ranftl et al. 2021): c + x, without the last ReLU, at which no gradient would be
     left; maps are taken after each quarter of its blocks. Its published weights mean inverse depth instead.
     """
 
     def __init__(self, recipe: DepthRecipe, centre: float) -> None:
-        bounded = recipe.host == "glpn" and recipe.max_depth is not None
-        super().__init__(recipe, math.log(recipe.max_depth or 1) if bounded else centre)
+        bound = math.log(RANGE) + centre if recipe.max_depth is None else math.log(recipe.max_depth)
+        super().__init__(recipe, centre if recipe.host == "dpt" else bound)
         cure_torchvision()
         library: Any = load_library("transformers")
         self.is_dpt = recipe.host == "dpt"
@@ -106,16 +106,17 @@ class Published(Host):
                 hidden_size=recipe.dim, num_hidden_layers=recipe.depth, num_attention_heads=max(1, recipe.dim // HEAD),
                 intermediate_size=max(1, round(recipe.mlp_ratio * recipe.dim)), hidden_dropout_prob=recipe.dropout,
                 image_size=[recipe.height, recipe.width], patch_size=recipe.patch_size, fusion_hidden_size=recipe.dim,
-                backbone_out_indices=[-(-recipe.depth * (k + 1) // STAGES) - 1 for k in range(STAGES)],
+                backbone_out_indices=[recipe.depth * (k + 1) // STAGES - 1 for k in range(STAGES)],
                 neck_hidden_sizes=[recipe.dim] * STAGES,
             )  # fmt: skip
             self.model = library.DPTForDepthEstimation(config)
             self.model.head.head[-1] = nn.Identity()
+            self.model.dpt.layernorm = self.model.neck.fusion_stage.layers[0].residual_layer1 = nn.Identity()  # unused
         else:
             config = library.GLPNConfig(
                 depths=[recipe.depth] * STAGES, hidden_sizes=[recipe.dim * 2**k // 2 for k in range(STAGES)],
-                num_attention_heads=[1, 2, 4, 8], mlp_ratios=[recipe.mlp_ratio] * STAGES, max_depth=1.0,
-                decoder_hidden_size=recipe.dim, hidden_dropout_prob=recipe.dropout,
+                num_attention_heads=[1, 2, 4, 8], mlp_ratios=[int(recipe.mlp_ratio)] * STAGES,
+                decoder_hidden_size=recipe.dim, max_depth=1, hidden_dropout_prob=recipe.dropout,
             )  # fmt: skip
             self.model = library.GLPNForDepthEstimation(config)
         put_mixers(self, recipe, torch.zeros(1, *self.shape), recipe.match_parameters)

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from polymix.train.recipe import Count, EvaluateEvery, Final, LearningRate, Mixer, Positive, Recipe, Steps, wrong
 
 PATCH = 8  # pixels a side of a token, where the recipe does not say
+STAGES = 4  # of DPT and GLPN
 COARSEST = 32  # pixels of a token of GLPN's last stage
 
 
@@ -70,6 +71,12 @@ class DepthRecipe(Recipe):
             raise wrong("max_depth", self.max_depth, f"more than min_depth={self.min_depth:g}", "Raise it.")
         if self.host == "glpn" and self.patch is not None:
             raise wrong("patch", f"{self.patch} with host=glpn", "None: its strides are its own", "Leave it out.")
+        if self.host == "dpt" and self.depth < STAGES:
+            raise wrong("depth", self.depth, f"at least {STAGES} with host=dpt, which takes four maps", "Raise it.")
+        if self.host == "dpt" and self.height != self.width:
+            raise wrong("width", self.width, f"{self.height}: host=dpt takes squares", "Make both equal.")
+        if self.host == "glpn" and self.mlp_ratio % 1:
+            raise wrong("mlp_ratio", self.mlp_ratio, "a whole number with host=glpn", "For example, 2.")
         side = COARSEST if self.host == "glpn" else self.patch_size
         for name in ("height", "width"):
             if getattr(self, name) % side:
