@@ -11,6 +11,7 @@ from polymix.domains.depth import data, hosts, metrics, synthetic
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.domains.depth.task import DepthTask, scale_invariant
 from polymix.errors import DataError, OptionError, ShapeError
+from polymix.train.data.cameras import directions
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
 
@@ -24,7 +25,7 @@ def rooms(count=6, cameras=2, seed=0):
 def back(rooms, camera, depth):
     """The places (n, H · W, 3) in the room that a camera's depths stand for."""
     height, width = depth.shape[1:]
-    rays = synthetic.directions(synthetic.lens(height, width), height, width)
+    rays = directions(synthetic.lens(height, width), height, width)
     pose = rooms.poses[:, camera]
     return (rays * depth.flatten(1)[..., None]) @ pose[:, :3, :3].transpose(1, 2) + pose[:, None, :3, 3]
 
@@ -156,10 +157,10 @@ def test_published_hosts_start_near_the_typical_depth_and_learn(host, options):
 
 
 @pytest.mark.parametrize(("options", "sentence"), [
-    ({"host": "dpt", "depth": 4, "cameras": 2}, "1: dpt sees one picture"), ({"host": "dpt"}, "at least 4"),
-    ({"host": "dpt", "depth": 4, "width": 32}, "takes squares"), ({"host": "glpn", "patch": 8}, "None"),
+    ({"host": "dpt", "depth": 4, "cameras": 2}, "1: dpt sees one picture"), ({"host": "dpt"}, "depth=4 or more"),
+    ({"host": "dpt", "depth": 4, "width": 32}, "and squares"), ({"host": "glpn", "patch": 8}, "patch=None"),
     ({"host": "glpn", "width": 40}, "a multiple of 32"), ({"height": 20}, "a multiple of 8"),
-    ({"host": "glpn", "mlp_ratio": 1.5}, "a whole number"), ({"max_depth": 1e-4}, "more than min_depth"),
+    ({"host": "glpn", "mlp_ratio": 1.5}, "a whole mlp_ratio"), ({"max_depth": 1e-4}, "more than min_depth"),
     ({"cameras": 65}, "from 1 to 64"), ({"scale_invariance": 1.5}, "from 0 to 1"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options, sentence):

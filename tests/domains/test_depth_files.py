@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from polymix.domains.depth import data
-from polymix.domains.depth.layouts import LAYOUTS, layout_of, read_depth, read_matrix
+from polymix.domains.depth.layouts import LAYOUTS, layout_of, read_depth
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.errors import DataError
+from polymix.train.data.cameras import read_matrix
 from polymix.train.run import train
 
 TINY = DepthRecipe.tiny().changed(control=False)

@@ -14,10 +14,10 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from polymix.domains.depth import synthetic
-from polymix.domains.depth.layouts import View, layout_of, list_views, read_depth, read_matrix
+from polymix.domains.depth.layouts import View, layout_of, list_views, read_depth
 from polymix.domains.depth.recipe import DepthRecipe
-from polymix.domains.depth.synthetic import directions
 from polymix.errors import DataError
+from polymix.train.data.cameras import in_middle, rays, read_matrix
 from polymix.train.data.pictures import middle, middle_part, read_header, read_picture
 from polymix.train.data.problems import Problems
 from polymix.train.data.splits import TEST_SHARE
@@ -68,10 +68,7 @@ def counted(depth: Tensor, recipe: DepthRecipe) -> Tensor:
 def intrinsics_of(view: View, recipe: DepthRecipe) -> Tensor:
     """The matrix (3, 3) of a view's camera in the pixels of the model. Raises DataError: there is none."""
     matrix = read_matrix(view.intrinsics, "intrinsics", view.picture)
-    rows, columns = middle_part(view.size[::-1], (recipe.height, recipe.width))
-    matrix[:2, 2] -= torch.tensor([columns.start, rows.start])
-    scale = [recipe.width / (columns.stop - columns.start), recipe.height / (rows.stop - rows.start), 1]
-    return matrix * torch.tensor(scale)[:, None]
+    return in_middle(matrix, view.size[::-1], (recipe.height, recipe.width))
 
 
 def rays_of(scene: Scene, recipe: DepthRecipe) -> Tensor:
@@ -79,11 +76,8 @@ def rays_of(scene: Scene, recipe: DepthRecipe) -> Tensor:
     if recipe.cameras == 1:
         return torch.zeros(1, 0, 6)
     poses = torch.stack([read_matrix(view.pose, "pose", view.picture) for view in scene])
-    poses = torch.linalg.inv(poses[:1]) @ poses
-    sizes = (recipe.height, recipe.width, recipe.patch_size)
-    ahead = torch.stack([directions(intrinsics_of(view, recipe), *sizes) for view in scene])
-    ahead = ahead @ poses[:, :3, :3].transpose(1, 2)
-    return torch.cat((poses[:, None, :3, 3].expand_as(ahead), ahead), -1)
+    matrices = [intrinsics_of(view, recipe) for view in scene]
+    return rays(poses, matrices, recipe.height, recipe.width, recipe.patch_size)
 
 
 @dataclass(frozen=True)

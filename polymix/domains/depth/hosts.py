@@ -90,9 +90,8 @@ class DepthTransformer(Host):
 class Published(Host):
     """DPT or GLPN of transformers, brought to the size of the views.
 
-    GLPN (Kim et al. 2022) as published: log(m σ(x)), where m is `max_depth`, or 10 e^c without one. Its encoder has half
-    to four times `dim` channels. DPT (Ranftl et al. 2021): c + x, without the last ReLU, at which no gradient would be
-    left; maps are taken after each quarter of its blocks. Its published weights mean inverse depth instead.
+    GLPN (Kim et al. 2022) as published: log(m σ(x)), where m is `max_depth`, or 10 e^c without one. DPT (Ranftl et al.
+    2021): c + x, without the last ReLU, at which no gradient would be left. Its published weights mean inverse depth.
     """
 
     def __init__(self, recipe: DepthRecipe, centre: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +16,12 @@ from polymix.train.data.arrays import read_array
 from polymix.train.data.pictures import SUFFIXES, find_pictures, read_deep
 from polymix.train.data.problems import Problems
 from polymix.train.data.splits import HELD_OUT, find_parts, natural
-from polymix.train.data.texts import composed, read_text
+from polymix.train.data.texts import composed
 
 UNITS = {"nyu": 0.001, "kitti": 1 / 256, "visp": 1.0}  # of the layouts' numbers: metres, but for ViSP, which names none
 LAYOUTS = ("folders", *UNITS)
 MILLIMETRES = 0.001  # what integers of the layout `folders` are taken for
 INTRINSICS = "intrinsics.txt"
-ORTHONORMAL = 1e-3  # by which a rotation may miss it: poses are often printed with four digits
 WHAT = "a folder of pictures and depth files"
 
 
@@ -154,27 +152,3 @@ def _frame(path: Path) -> Any:
         got = f"{path} with {len(content):,} bytes, which says that it has {rows:,} rows of {columns:,}"
         raise DataError("data", got, f"{8 + 2 * rows * columns:,} bytes", "It may be cut off.")
     return numpy.frombuffer(content[8:], "<u2").reshape(rows, columns)
-
-
-def read_matrix(path: Path | None, what: str, view: Path) -> Tensor:
-    """A text file's "pose" (4, 4), from the camera's axes to the scene's, or "intrinsics" (3, 3), in pixels.
-
-    The camera's axes are right, down, ahead. Raises DataError: the file is missing or holds something else.
-    """
-    form = "a rotation, a place, 0 0 0 1" if what == "pose" else "fx 0 cx, 0 fy cy, 0 0 1"
-    if path is None or not path.is_file():
-        got = f"{view} without {what}{f' {path}' if path else ''}"
-        raise DataError("data", got, f"a file of {form}", "Write one, or pass --set cameras=1.")
-    words = re.findall(r"[^\s,;\[\]]+", read_text(path))
-    try:
-        matrix = torch.tensor([float(word) for word in words]).unflatten(0, (4, -1) if len(words) == 16 else (3, 3))
-    except (ValueError, RuntimeError):
-        matrix = torch.full((3, 3), torch.nan)
-    turns, last = matrix[:3, :3], matrix[-1].tolist()
-    if what == "pose":
-        sound = last == [0, 0, 0, 1] and turns.det() > 0 and (turns @ turns.T - torch.eye(3)).abs().max() < ORTHONORMAL
-    else:
-        matrix, sound = turns, turns[0, 0] > 0 and turns[1, 1] > 0 and turns[2].tolist() == [0, 0, 1]
-    if not (sound and matrix.isfinite().all()):
-        raise DataError("data", f"{path}, which holds no {what}", form, "Write it again.")
-    return matrix

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from polymix.domains.depth.data import DepthData, intrinsics_of, rays_of
 from polymix.domains.depth.layouts import View, list_folders
 from polymix.domains.depth.recipe import DepthRecipe
-from polymix.domains.depth.synthetic import directions
 from polymix.errors import DataError
 from polymix.files import output_names
 from polymix.train.data.arrays import write_array
-from polymix.train.data.drawing import INK, save_figure, show
+from polymix.train.data.cameras import directions
+from polymix.train.data.drawing import draw_maps
 from polymix.train.data.pictures import middle, middle_part, read_picture, resized
 from polymix.train.data.problems import Problems
 from polymix.train.data.scans.page import OWN, Colouring, Pages, Scene
@@ -26,7 +25,7 @@ from polymix.train.task import Process
 
 CLOSE = 1.25  # ratio of two depths below which they are close: δ₁
 DRAWN = 5  # views of a picture
-EYE = (0.45, -1.1, 0.35)  # from where a cloud is first seen: behind the camera, to its right and above it
+EYE = (0.9, -2.0, 0.7)  # from where a cloud is first seen: behind the camera, to its right and above it
 Maps = Mapping[str, Tensor]  # bytes (3, H, W) as "picture"; depths (H, W) by other names
 
 
@@ -81,31 +80,9 @@ def draw(model: nn.Module, data: DepthData, recipe: DepthRecipe, folder: Path, p
     for pictures, truth, rays in (data.test[place] for place in places):
         predicted = depths_of(model, pictures[None], rays[None], recipe, Process())[0, 0]
         rows.append({"picture": pictures[0], "truth": truth[0], "prediction": aligned(predicted, truth[0], recipe)})
-    draw_rows(folder / "depth.png", rows)
+    draw_maps(folder / "depth.png", rows)
     cloud = cloud_of(rows[0], data.test.scenes[places[0]][0], recipe)
     return [folder / "depth.png", *pages.write(folder / "cloud.html", cloud, "A test picture")]
-
-
-def draw_rows(path: Path, rows: Sequence[Maps]) -> None:
-    """A picture with a row for each view: it, and its depths on one scale."""
-    from matplotlib.figure import Figure
-
-    tall = rows[0]["picture"].shape[1] / rows[0]["picture"].shape[2]
-    size = (2.1 * len(rows[0]) + 0.9, (1.9 * tall + 0.1) * len(rows) + 0.3)
-    figure = Figure(figsize=size, layout="constrained")
-    for axes, row in zip(figure.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
-        known = torch.cat([depth[depth > 0] for name, depth in row.items() if name != "picture"])
-        for place, (name, part) in zip(axes, row.items(), strict=True):
-            if name == "picture":
-                show(place, part)
-            else:
-                image = place.imshow(numpy.ma.masked_equal(part.numpy(), 0), "viridis_r")
-                image.set_clim(float(known.min()), float(known.max()))
-                place.set_axis_off()
-            if row is rows[0]:
-                place.set_title(name, fontsize=9, color=INK)
-        figure.colorbar(image, ax=axes[-1], fraction=0.05).ax.tick_params(labelsize=7)
-    save_figure(path, figure)
 
 
 def cloud_of(maps: Maps, view: View, recipe: DepthRecipe) -> Scene:
@@ -148,7 +125,7 @@ def predict(
         array = whole[0] if recipe.cameras == 1 else torch.stack(whole)
         write_array(folder / f"{name}-depth.npy", array.numpy())
         rows = [{"picture": part, "prediction": depth} for part, depth in zip(pictures, predicted, strict=True)]
-        draw_rows(folder / f"{name}.png", rows)
+        draw_maps(folder / f"{name}.png", rows)
         page = pages.write(folder / f"{name}.html", cloud_of(rows[0], views[0], recipe), file.name)
         ends = {"nearest": predicted.min(), "median": predicted.median(), "farthest": predicted.max()}
         results.append({"file": str(file), **{key: float(value) for key, value in ends.items()},

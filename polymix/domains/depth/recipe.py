@@ -69,14 +69,12 @@ class DepthRecipe(Recipe):
             raise wrong("cameras", self.cameras, f"1: {self.host} sees one picture", "Use host=small.")
         if self.max_depth is not None and self.max_depth <= self.min_depth:
             raise wrong("max_depth", self.max_depth, f"more than min_depth={self.min_depth:g}", "Raise it.")
-        if self.host == "glpn" and self.patch is not None:
-            raise wrong("patch", f"{self.patch} with host=glpn", "None: its strides are its own", "Leave it out.")
-        if self.host == "dpt" and self.depth < STAGES:
-            raise wrong("depth", self.depth, f"at least {STAGES} with host=dpt, which takes four maps", "Raise it.")
-        if self.host == "dpt" and self.height != self.width:
-            raise wrong("width", self.width, f"{self.height}: host=dpt takes squares", "Make both equal.")
-        if self.host == "glpn" and self.mlp_ratio % 1:
-            raise wrong("mlp_ratio", self.mlp_ratio, "a whole number with host=glpn", "For example, 2.")
+        if self.host == "dpt" and (self.depth < STAGES or self.height != self.width):
+            got = f"'dpt' with depth={self.depth} and {self.width} × {self.height} pixels"
+            raise wrong("host", got, f"depth={STAGES} or more, for its {STAGES} maps, and squares", "Change them.")
+        if self.host == "glpn" and (self.patch is not None or self.mlp_ratio % 1):
+            got = f"'glpn' with patch={self.patch} and mlp_ratio={self.mlp_ratio:g}"
+            raise wrong("host", got, "patch=None, as its strides are its own, and a whole mlp_ratio", "Change them.")
         side = COARSEST if self.host == "glpn" else self.patch_size
         for name in ("height", "width"):
             if getattr(self, name) % side:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, normalize, one_hot
 
+from polymix.train.data.cameras import directions
 from polymix.train.data.pictures import write_png
 from polymix.train.data.sampling import number
 
 FIELD = 1.6  # width of the picture over the focal length: 77 degrees
 EYE = 1.2  # metres of the cameras above the floor, in all rooms
-BOXES, SPOTS = 3, 8  # of a room; places that are tried for each
-CLEAR = 1.6  # metres from the cameras to the middle of a box, where one of its places is so far away
-SURFACES = 3 + BOXES  # floor, ceiling, walls, and the boxes
+BOXES, SURFACES = 3, 6  # of a room; floor, ceiling, walls, and the boxes
+SPOTS, CLEAR = 8, 1.6  # places tried for a box, and metres from the cameras to its middle, where one is so far away
 UNIT = 0.001  # metres of one step of the depth files
 CHUNK = 100  # rooms that are cast at once
 
@@ -65,13 +65,6 @@ def draw_rooms(count: int, cameras: int, draw: torch.Generator) -> Rooms:
 def lens(height: int, width: int) -> Tensor:
     """The matrix (3, 3) of the rooms' cameras."""
     return torch.tensor([[width / FIELD, 0, width / 2], [0, width / FIELD, height / 2], [0, 0, 1]])
-
-
-def directions(intrinsics: Tensor, height: int, width: int, step: int = 1) -> Tensor:
-    """From a camera through the middles of squares of `step` pixels: (height // step · width // step, 3), 1 ahead."""
-    rows, columns = (torch.arange(step / 2, size, step) for size in (height, width))
-    places = torch.cartesian_prod(rows, columns).flip(1)
-    return torch.cat((places, torch.ones(len(places), 1)), 1) @ torch.linalg.inv(intrinsics).T
 
 
 def cast(rooms: Rooms, start: Tensor, ray: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,8 +40,7 @@ class DepthTask(Task[DepthRecipe, DepthData]):
 
     name = "depth"
     metrics = (
-        Metric("abs_rel", "lower"), Metric("delta_1", "higher", "%"), Metric("rmse", "lower"),
-        Metric("si_log", "lower"),
+        Metric("abs_rel", "lower"), Metric("delta_1", "higher", "%"), Metric("rmse", "lower"), Metric("si_log", "lower")
     )  # fmt: skip
     layouts = LAYOUTS
     unit = "scenes"
@@ -94,7 +93,6 @@ class DepthTask(Task[DepthRecipe, DepthData]):
         return reading.from_summary(self.recipe, summary)
 
     def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> DepthData | None:
-        """The test part, or all scenes; of a run on synthetic data those of `load`."""
         if self.recipe.data is None:
             return None
         data = self.load(Path())
