@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import Dataset
 
 from polymix.domains.depth import synthetic
 from polymix.domains.depth.layouts import View, layout_of, list_views, read_depth
 from polymix.domains.depth.recipe import DepthRecipe
 from polymix.errors import DataError
 from polymix.train.data.cameras import in_middle, rays, read_matrix
+from polymix.train.data.kept import Kept
 from polymix.train.data.pictures import middle, middle_part, read_header, read_picture
 from polymix.train.data.problems import Problems
 from polymix.train.data.splits import TEST_SHARE
@@ -25,28 +25,22 @@ from polymix.train.data.synthetic import cached
 from polymix.train.task import Data, Say
 
 NAME = "synthetic rooms"
-IN_MEMORY = 1 << 29  # bytes of samples that are kept decoded
 Scene = tuple[View, ...]  # the views of a sample
 Sample = tuple[Tensor, Tensor, Tensor]
 
 
-class Scenes(Dataset[Sample]):
+class Scenes(Kept[Sample]):
     """Bytes (K, 3, H, W), depth (K, H, W) with 0 where it does not count, and rays (K, N, 6), of one camera none."""
 
     def __init__(self, scenes: Sequence[Scene], recipe: DepthRecipe) -> None:
+        super().__init__(7 * len(scenes) * recipe.cameras * recipe.height * recipe.width)
         self.scenes, self.recipe = scenes, recipe
-        size = 7 * len(scenes) * recipe.cameras * recipe.height * recipe.width
-        self.decoded: dict[int, Sample] | None = {} if size <= IN_MEMORY else None
 
     def __len__(self) -> int:
         return len(self.scenes)
 
-    def __getitem__(self, place: int) -> Sample:
-        if self.decoded is None:
-            return read_scene(self.scenes[place], self.recipe)
-        if place not in self.decoded:
-            self.decoded[place] = read_scene(self.scenes[place], self.recipe)
-        return self.decoded[place]
+    def read(self, place: int) -> Sample:
+        return read_scene(self.scenes[place], self.recipe)
 
 
 def read_scene(scene: Scene, recipe: DepthRecipe) -> Sample:
@@ -61,8 +55,7 @@ def read_scene(scene: Scene, recipe: DepthRecipe) -> Sample:
 
 def counted(depth: Tensor, recipe: DepthRecipe) -> Tensor:
     """Depth with 0 in place of what is below `min_depth` or above `max_depth`."""
-    most = torch.inf if recipe.max_depth is None else recipe.max_depth
-    return depth.where((depth >= recipe.min_depth) & (depth <= most), 0.0)
+    return depth.where((depth >= recipe.min_depth) & (depth <= (recipe.max_depth or torch.inf)), 0.0)
 
 
 def intrinsics_of(view: View, recipe: DepthRecipe) -> Tensor:
@@ -170,9 +163,3 @@ def list_problems(recipe: DepthRecipe, source: str) -> list[str]:
             with problems.noting():
                 read_picture(view.picture)
     return problems.lines
-
-
-def from_summary(recipe: DepthRecipe, summary: Mapping[str, Any]) -> DepthData:
-    """The data of a trained model without its pictures."""
-    none = Scenes((), recipe)
-    return DepthData(str(summary["name"]), float(summary["centre"]), none, none)

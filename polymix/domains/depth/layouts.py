@@ -117,9 +117,9 @@ def _paired(pictures: list[Path], depth: Path, folder: Path, layout: str, proble
     """The view of a depth file with the first of the pictures that exists; that there is none is noted."""
     picture = next((file for file in pictures if file.is_file()), None)
     if picture is None:
-        return problems.add(depth, "", f"has no picture {pictures[-1]}")
-    yield View(picture, depth, str(depth.parent.relative_to(folder)), UNITS[layout])
-    return None
+        problems.add(depth, "", f"has no picture {pictures[-1]}")
+    else:
+        yield View(picture, depth, str(depth.parent.relative_to(folder)), UNITS[layout])
 
 
 def read_depth(path: Path, unit: float | None) -> Tensor:

@@ -17,7 +17,7 @@ from polymix.files import output_names
 from polymix.train.data.arrays import write_array
 from polymix.train.data.cameras import directions
 from polymix.train.data.drawing import draw_maps
-from polymix.train.data.pictures import middle, middle_part, read_picture, resized
+from polymix.train.data.pictures import middle, middle_part, read_header, read_picture, resized
 from polymix.train.data.problems import Problems
 from polymix.train.data.scans.page import OWN, Colouring, Pages, Scene
 from polymix.train.data.splits import spread
@@ -113,11 +113,10 @@ def predict(
     """
     results = []
     for file, name in zip(files, output_names(files), strict=True):
-        scene = _views(file, recipe)
-        pixels = [read_picture(view.picture) for view in scene]
-        views = [view._replace(size=(part.shape[2], part.shape[1])) for view, part in zip(scene, pixels, strict=True)]
+        views = _views(file, recipe)
+        pixels = [read_picture(view.picture) for view in views]
         pictures = torch.stack([middle(part, recipe.height, recipe.width) for part in pixels])
-        predicted = depths_of(model, pictures[None], rays_of(tuple(views), recipe)[None], recipe, process)[0]
+        predicted = depths_of(model, pictures[None], rays_of(views, recipe)[None], recipe, process)[0]
         whole = [torch.zeros(part.shape[1:]) for part in pixels]
         for depth, part in zip(predicted, whole, strict=True):
             seen = part[middle_part(part.shape, depth.shape)]
@@ -127,21 +126,18 @@ def predict(
         rows = [{"picture": part, "prediction": depth} for part, depth in zip(pictures, predicted, strict=True)]
         draw_maps(folder / f"{name}.png", rows)
         page = pages.write(folder / f"{name}.html", cloud_of(rows[0], views[0], recipe), file.name)
-        ends = {"nearest": predicted.min(), "median": predicted.median(), "farthest": predicted.max()}
-        results.append({"file": str(file), **{key: float(value) for key, value in ends.items()},
-                        "depth": f"{name}-depth.npy", "picture": f"{name}.png",
+        results.append({"file": str(file), "nearest": predicted.min().item(), "median": predicted.median().item(),
+                        "farthest": predicted.max().item(), "depth": f"{name}-depth.npy", "picture": f"{name}.png",
                         "page": page[0].name if page else None})  # fmt: skip
     return results
 
 
-def _views(file: Path, recipe: DepthRecipe) -> list[View]:
+def _views(file: Path, recipe: DepthRecipe) -> tuple[View, ...]:
     """What `predict` reads of a picture, or of a folder with as many pictures as there are cameras."""
-    if recipe.cameras == 1:
-        return [View(file, file, "")]
     problems = Problems()
-    views = [*list_folders(file, problems, with_depth=False)]
+    views = [View(file, file, "")] if recipe.cameras == 1 else [*list_folders(file, problems, with_depth=False)]
     problems.settle()
     if len(views) != recipe.cameras:
         allowed = f"a folder with {recipe.cameras} in images, and their poses"
         raise DataError("files", f"{file} with {len(views)} pictures", allowed, "Sort them so.")
-    return views
+    return tuple(view._replace(size=read_header(view.picture)[:2]) for view in views)

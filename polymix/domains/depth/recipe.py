@@ -36,12 +36,8 @@ class DepthRecipe(Recipe):
     evaluate_every: EvaluateEvery = 200
     mixer: Mixer = "pom"
     match_parameters: bool = Field(False, description="size the mixer so that it has as many parameters as attention")
-    host: Literal["small", "dpt", "glpn"] = Field(
-        "small", description="a transformer over patches; DPT or GLPN of transformers, with fresh weights"
-    )
-    cameras: int = Field(
-        1, ge=1, le=64, description="views of a scene whose tokens are mixed together, with poses; only of host=small"
-    )
+    host: Literal["small", "dpt", "glpn"] = Field("small", description="a small transformer, or DPT or GLPN")
+    cameras: int = Field(1, ge=1, le=64, description="views of a scene, with poses, whose tokens are mixed; host=small")
     height: Count = Field(64, description="of the model's pictures in pixels, cut from the middle of larger ones")
     width: Count = Field(64, description="of the model's pictures in pixels")
     patch: Count | None = Field(None, description="side of a token in pixels; None: 8, or GLPN's own strides")
@@ -52,14 +48,10 @@ class DepthRecipe(Recipe):
     scale_invariance: float = Field(
         0.5, ge=0, le=1, description="λ of the loss, mean d² − λ (mean d)²; 1: a factor on all depths costs nothing"
     )
-    align: Literal["none", "median"] = Field(
-        "none", description="median: each prediction is scaled to the median of the truth before it is measured"
-    )
+    align: Literal["none", "median"] = Field("none", description="median: predictions are scaled to the truth's median")
     min_depth: Positive = Field(1e-3, description="true depths below it do not count, and predictions are not below it")
     max_depth: Positive | None = Field(None, description="the same above it: 10 for NYU, 80 for KITTI; None: no bound")
-    depth_unit: Positive | None = Field(
-        None, description="of the numbers in depth files; None: the layout's, or 0.001 for integers and 1 for floats"
-    )
+    depth_unit: Positive | None = Field(None, description="of depth files; None: the layout's, or 0.001 (integers), 1")
     synthetic_train: Count = Field(2000, description="training rooms of the default data")
     synthetic_test: Count = Field(200, description="its test rooms")
 

@@ -19,12 +19,10 @@ from polymix.train.data.cameras import directions
 from polymix.train.data.pictures import write_png
 from polymix.train.data.sampling import number
 
-FIELD = 1.6  # width of the picture over the focal length: 77 degrees
-EYE = 1.2  # metres of the cameras above the floor, in all rooms
+FIELD, EYE = 1.6, 1.2  # width of a picture over the focal length (77 degrees); metres of the cameras above the floor
 BOXES, SURFACES = 3, 6  # of a room; floor, ceiling, walls, and the boxes
 SPOTS, CLEAR = 8, 1.6  # places tried for a box, and metres from the cameras to its middle, where one is so far away
-UNIT = 0.001  # metres of one step of the depth files
-CHUNK = 100  # rooms that are cast at once
+UNIT, CHUNK = 0.001, 100  # metres of one step of the depth files; rooms that are cast at once
 
 
 class Rooms(NamedTuple):

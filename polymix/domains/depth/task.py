@@ -26,8 +26,7 @@ from polymix.train.task import Metric, Process, Task
 def scale_invariant(log_depth: Tensor, truth: Tensor, share: float) -> Tensor:
     """The mean over views of mean d² − λ (mean d)², d = log p − log t, over the pixels whose truth t is above 0.
 
-    log_depth, truth: (B, K, H, W). share: λ from 0 to 1. Views without a truth count as 0. Source: Eigen et al. 2014,
-    Equation 4, with λ = 0.5.
+    log_depth, truth: (B, K, H, W). share: λ. Views without a truth count as 0. Source: Eigen et al. 2014, Equation 4.
     """
     known = truth > 0
     d = (log_depth.float() - truth.where(known, 1.0).log()).where(known, 0.0).flatten(2)
@@ -66,9 +65,8 @@ class DepthTask(Task[DepthRecipe, DepthData]):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return scale_invariant(self.infer(model, batch), batch[1], self.recipe.scale_invariance)
 
-    def infer(self, model: nn.Module, batch: Any) -> Tensor:
-        log_depth: Tensor = model(batch[0].float() / 127.5 - 1, batch[2])
-        return log_depth
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0].float() / 127.5 - 1, batch[2])
 
     def measure(self, model: nn.Module, data: DepthData, process: Process) -> dict[str, float]:
         return measuring.measure(model, data, self.recipe, process)
@@ -90,7 +88,8 @@ class DepthTask(Task[DepthRecipe, DepthData]):
         return ["from polymix.train.saved import SavedRun", "", load]
 
     def from_summary(self, summary: Mapping[str, Any]) -> DepthData:
-        return reading.from_summary(self.recipe, summary)
+        none = Scenes((), self.recipe)
+        return DepthData(str(summary["name"]), float(summary["centre"]), none, none)
 
     def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> DepthData | None:
         if self.recipe.data is None:
