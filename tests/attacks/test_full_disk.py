@@ -211,7 +211,8 @@ HIDDEN = {
     "polymix/domains/satellite/pastis.py": "of synthetic data", "polymix/domains/detect3d/synthetic.py": "of synthetic data",
     "polymix/domains/segment3d/synthetic.py": "of synthetic data", "polymix/domains/jigsaw/data.py": "of synthetic data",
     "polymix/domains/handwriting/synthetic.py": "of synthetic data", "polymix/measure/memory.py": "a switch of the kernel's",
-    "polymix/domains/video/synthetic.py": "of synthetic data", "polymix/domains/speech/synthetic.py": "of synthetic data",
+    "polymix/domains/video/synthetic.py": "of synthetic data", "polymix/domains/depth/synthetic.py": "of synthetic data",
+    "polymix/domains/speech/synthetic.py": "of synthetic data",
     "polymix/train/data/espeak.py": "a bank of synthetic data",
     "polymix/train/data/scans/lidar.py": "of synthetic data", "polymix/ops/native/compile.py": "renames what it has built",
 }  # fmt: skip

@@ -39,6 +39,7 @@ PREDICTED = {
     "video": "*.npy",
     "speech": "*.flac",
     "speech goal=best_rq": None,
+    "depth": "images/**/*.png",
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from polymix.compat import cure_torchvision
+from polymix.domains.depth.recipe import DepthRecipe
+from polymix.domains.depth.task import DepthTask
 from polymix.domains.detect.recipe import DetectRecipe
 from polymix.domains.detect.task import DetectTask
 from polymix.domains.detect3d.recipe import Detect3dRecipe
@@ -32,7 +34,14 @@ from polymix.train.registry import OWN_RECIPES
 cure_torchvision()
 CLASSES = 3
 DATA = SimpleNamespace(  # what the builders of the hosts read of their data
-    classes=("a", "b", "c"), characters="ab", padded=False, features=4, groups=lambda: [2, 1], variables=("value",), train=()
+    classes=("a", "b", "c"),
+    characters="ab",
+    padded=False,
+    features=4,
+    groups=lambda: [2, 1],
+    variables=("value",),
+    centre=0.0,
+    train=(),
 )
 EVERY_SAMPLE_HAS_A_TARGET = {"classify", "generation", "jigsaw", "recall", "text", "video", "speech"}
 
@@ -124,10 +133,20 @@ def timeseries(filled):
     return TimeseriesTask(recipe), (values, observed, calendar, torch.ones(2, 1))
 
 
+def depth(filled, **options):
+    """A picture of which no pixel's depth is known."""
+    recipe = DepthRecipe.tiny().changed(**options)
+    side = recipe.height
+    views = torch.randint(0, 255, (2, 1, 3, side, side), dtype=torch.uint8)
+    return DepthTask(recipe), (views, torch.full((2, 1, side, side), float(filled)), torch.zeros(2, 1, 0, 6))
+
+
 TASKS = {
     "detect": detect, "detr": detr("detr"), "conditional_detr": detr("conditional_detr"), "instances": instances,
     "faces": faces, "segment": segment, "satellite": satellite, "segment3d": segment3d, "detect3d": detect3d,
-    "handwriting": handwriting, "timeseries": timeseries,
+    "handwriting": handwriting, "timeseries": timeseries, "depth": depth,
+    "dpt": lambda filled: depth(filled, host="dpt", depth=4),
+    "glpn": lambda filled: depth(filled, host="glpn", patch=None, height=64, width=64),
 }  # fmt: skip
 
 

@@ -18,6 +18,9 @@ HOSTS = {
     "timeseries": {},
     "video": {},
     "speech": {},
+    "depth": {},
+    "depth, dpt": {"host": "dpt", "depth": 4},
+    "depth, glpn": {"host": "glpn"},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},
@@ -27,7 +30,7 @@ HOSTS = {
 def parameters(name, **options):
     kind = recipe_class(name.partition(",")[0])
     recipe = kind(**HOSTS[name], **options)
-    data = SimpleNamespace(classes=range(10), channels=1, variables=("value",), characters="ab", train=())
+    data = SimpleNamespace(classes=range(10), channels=1, variables=("value",), characters="ab", train=(), centre=0.0)
     with torch.device("cpu" if "," in name else "meta"):
         model = task_class(recipe)(recipe).build(data)
     return sum(p.numel() for p in model.parameters())

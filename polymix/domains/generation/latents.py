@@ -19,7 +19,7 @@ from polymix.domains.generation.quality import batches
 from polymix.errors import DataError, OptionError, PolymixError, one_line
 from polymix.files import output_folder, read_json, remove_unfinished, sha256, write_whole
 from polymix.results import Between, Count, schema_name, wrong_part
-from polymix.train.data.arrays import read_array
+from polymix.train.data.arrays import read_array, write_array
 from polymix.train.data.problems import Problems
 
 MANIFEST = "latents.json"
@@ -305,20 +305,12 @@ def _fill(
                 views = [images, images.flip(-1)] if flip else [images]
                 rows.append(torch.stack([autoencoder.encode(view) for view in views], 1))
             path = folder / f"{name}-{start // SHARD:05d}.npy"
-            _save(path, torch.cat(rows).half().numpy())
+            write_array(path, torch.cat(rows).half().numpy())
             split["shards"].append({"file": path.name, "rows": len(places), "bytes": path.stat().st_size,
                                     "sha256": sha256(path)})  # fmt: skip
             write_whole(manifest, json.dumps(content) + "\n")
             say(f"Latents: {places[-1] + 1:,} of {len(part):,} {name} pictures")
         split["labels"] = f"{name}-labels.npy"
-        _save(folder / split["labels"], numpy.asarray([int(label) for label in part.labels]))
+        write_array(folder / split["labels"], numpy.asarray([int(label) for label in part.labels]))
     content["finished"] = True
     write_whole(manifest, json.dumps(content) + "\n")
-
-
-def _save(path: Path, values: Any) -> None:
-    def write(part: Path) -> None:
-        with open(part, "wb") as file:
-            numpy.save(file, values)
-
-    write_whole(path, write)

@@ -16,6 +16,7 @@ from polymix.domains.segment.layouts import Pair, check_labels, layout_of, list_
 from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.synthetic import NAME, synthetic
 from polymix.errors import DataError
+from polymix.train.data.kept import Kept
 from polymix.train.data.pictures import read_picture
 from polymix.train.data.problems import Problems
 from polymix.train.data.scenes import MAX_SIDE
@@ -24,29 +25,22 @@ from polymix.train.data.synthetic import cached
 from polymix.train.task import Data, Say, silent
 
 UNUSED_SCENES = 8  # training scenes that are written where only the test scenes are measured
-IN_MEMORY = 1 << 28  # bytes of pictures that are kept decoded
 Sample = tuple[Tensor, Tensor]
 
 
-class Pairs(Dataset[Sample]):
-    """Whole pictures (3, H, W) and labels (H, W) of bytes; few of them are kept in memory."""
+class Pairs(Kept[Sample]):
+    """Whole pictures (3, H, W) and labels (H, W) of bytes."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = tuple(pairs)
-        pixels = sum(pair.size[0] * pair.size[1] for pair in self.pairs)
-        self.decoded: dict[int, Sample] | None = {} if 4 * pixels <= IN_MEMORY else None
+        super().__init__(4 * sum(pair.size[0] * pair.size[1] for pair in self.pairs))
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, place: int) -> Sample:
-        if self.decoded is not None and place in self.decoded:
-            return self.decoded[place]
+    def read(self, place: int) -> Sample:
         pair = self.pairs[place]
-        sample = read_picture(pair.picture), pair.read_labels()
-        if self.decoded is not None:
-            self.decoded[place] = sample
-        return sample
+        return read_picture(pair.picture), pair.read_labels()
 
 
 class Crops(Dataset[Sample]):

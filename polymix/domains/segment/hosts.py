@@ -14,12 +14,11 @@ from torch.nn.functional import gelu, interpolate
 from polymix.blocks import MixerBlock
 from polymix.compat import cure_torchvision
 from polymix.convert.adapters.libraries import load_library
-from polymix.convert.convert import convert
-from polymix.convert.plan import config_of
 from polymix.domains.segment.recipe import KEEP, STRIDE, SegmentRecipe
 from polymix.mixers import MixerConfig
 from polymix.models.vit import PatchStem, sine_positions
 from polymix.train.data.backbones import places_of_maps
+from polymix.train.hosts import put_mixers
 
 HEAD_PREFIXES = ("head.classify", "decode_head.classifier")  # prefixes of what other classes need anew
 STRIDES = (8, 16, 32)  # of the maps that EfficientViT-Seg's head takes
@@ -211,12 +210,5 @@ def _start_as_published(model: Any) -> None:
 
 def _replace(model: nn.Module, recipe: SegmentRecipe) -> None:
     """Put the recipe's mixer in place of a host's attention, where its plan says."""
-    if recipe.mixer == KEEP:
-        return
-    image = torch.zeros(1, 3, recipe.crop, recipe.crop)
-    training = model.training
-    model.eval()  # one image is no batch to normalise by
-    mixer = config_of(recipe.mixer, "mixer")
-    match = "parameters" if recipe.match_parameters else None
-    convert(model, mixer if recipe.plan is None else recipe.plan, mixer=mixer, input=image, init="fresh", match=match)
-    model.train(training)
+    if recipe.mixer != KEEP:
+        put_mixers(model, recipe, torch.zeros(1, 3, recipe.crop, recipe.crop), recipe.match_parameters)

@@ -21,7 +21,7 @@ from polymix.train.data.images import STATISTICS_IMAGES, check_size
 from polymix.train.data.labelled import SPLIT_SEED, check_classes, check_same, find_splits, stratified
 from polymix.train.data.pictures import as_image
 from polymix.train.data.problems import Problems
-from polymix.train.data.splits import HELD_OUT, TRAINING, spread
+from polymix.train.data.splits import find_parts, spread
 from polymix.train.data.synthetic import cached
 from polymix.train.task import Data
 
@@ -129,7 +129,7 @@ def list_problems(recipe: VideoRecipe, source: str) -> list[str]:
 
 def _parts(recipe: VideoRecipe, folder: Path, problems: Problems) -> tuple[list[Video], list[Video]]:
     """Training and test videos. What cannot be read is noted, and not returned."""
-    training, held_out = find_splits(folder) if recipe.target == "class" else _find_parts(folder)
+    training, held_out = find_splits(folder) if recipe.target == "class" else find_parts(folder, "a folder of clips")
     train, test = (_videos(recipe, part, problems) for part in (training, held_out))
     if problems:
         return train, test
@@ -147,15 +147,6 @@ def _parts(recipe: VideoRecipe, folder: Path, problems: Problems) -> tuple[list[
     if not train or not test:
         raise DataError("data", f"{folder} without clips in {training if not train else held_out}", "some", "Add some.")
     return train, test
-
-
-def _find_parts(folder: Path) -> tuple[Path, Path | None]:
-    """The folders of training and test clips where there are such, which need no classes."""
-    if not folder.is_dir():
-        raise DataError("data", f"{folder}, which is no folder", "a folder of clips", "Check the path.")
-    subs = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
-    training, held_out = (next((subs[name] for name in names if name in subs), None) for names in (TRAINING, HELD_OUT))
-    return (folder, None) if training is None or held_out is None else (training, held_out)
 
 
 def _videos(recipe: VideoRecipe, folder: Path | None, problems: Problems) -> list[Video]:

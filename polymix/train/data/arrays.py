@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from polymix.errors import DataError, reason_of
-from polymix.files import regular
+from polymix.files import regular, write_whole
 
 KINDS = "biuf"  # bool, int, unsigned, float
 
@@ -34,3 +34,13 @@ def read_array(path: Path, argument: str = "data", *, mapped: bool = False) -> A
     if not array.dtype.isnative:  # which PyTorch does not take
         return array.astype(array.dtype.newbyteorder("="))
     return array if mapped else numpy.array(array)
+
+
+def write_array(path: Path, values: Any) -> None:
+    """Write an array of numpy as a .npy file, whole or not at all."""
+
+    def write(part: Path) -> None:
+        with open(part, "wb") as file:  # of a path numpy would change the suffix
+            numpy.save(file, values)
+
+    write_whole(path, write)

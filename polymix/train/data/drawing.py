@@ -204,3 +204,28 @@ def draw_spoken(path: Path, rows: Sequence[Spoken]) -> None:
         axes.set_yticks([])
     axes.set_xlabel("seconds")
     save_figure(path, figure)
+
+
+def draw_maps(path: Path, rows: Sequence[Mapping[str, Tensor]]) -> None:
+    """Write a PNG file with a row for each picture: bytes (3, H, W) as "picture", then maps of numbers (H, W) by name.
+
+    The maps of a row have one scale, from their least number above 0, which stands for none, to their largest.
+    """
+    from matplotlib.figure import Figure
+
+    tall = rows[0]["picture"].shape[1] / rows[0]["picture"].shape[2]
+    size = (2.1 * len(rows[0]) + 0.9, (1.9 * tall + 0.1) * len(rows) + 0.3)
+    figure = Figure(figsize=size, layout="constrained")
+    for axes, row in zip(figure.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
+        known = torch.cat([values[values > 0] for name, values in row.items() if name != "picture"])
+        for place, (name, values) in zip(axes, row.items(), strict=True):
+            if name == "picture":
+                show(place, values)
+            else:
+                image = place.imshow(numpy.ma.masked_equal(values.numpy(), 0), "viridis_r")
+                image.set_clim(float(known.min()), float(known.max()))
+                place.set_axis_off()
+            if row is rows[0]:
+                place.set_title(name, fontsize=9)
+        figure.colorbar(image, ax=axes[-1], fraction=0.05).ax.tick_params(labelsize=7)
+    save_figure(path, figure)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from polymix.errors import ShapeError
-from polymix.files import write_whole
+from polymix.train.data.arrays import write_array
 from polymix.train.data.drawing import save_figure
 
 PALETTE = (
@@ -87,12 +86,7 @@ def shares_of(predicted: Tensor, classes: Sequence[str]) -> dict[str, float]:
 
 def save_classes(path: Path, predicted: Tensor) -> None:
     """Write classes as an array of bytes (.npy), whole or not at all."""
-
-    def write(part: Path) -> None:
-        with open(part, "wb") as file:
-            numpy.save(file, predicted.to(torch.uint8).numpy())
-
-    write_whole(path, write)
+    write_array(path, predicted.to(torch.uint8).numpy())
 
 
 def windows(size: int, window: int, step: int | None = None) -> list[int]:

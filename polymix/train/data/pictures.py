@@ -159,6 +159,18 @@ def read_numbers(source: Path | IO[bytes], name: str = "") -> Tensor:
         return torch.from_numpy(numpy.array(image).astype(numpy.int32))
 
 
+def read_deep(file: Path, what: str) -> Any:
+    """The numbers of more than 8 bits in a picture of one channel, as they are stored: an array (height, width).
+
+    Raises DataError, as `opened` does, and for 8 bits. what: they are, for the error.
+    """
+    with opened(file) as image:
+        if image.mode[0] not in "IF":
+            got = f"{file}, a picture of 8 bits a channel ({image.mode})"
+            raise DataError("data", got, f"{what} in 16 bits", "Save it as a PNG of 16 bits, or as .npy.")
+        return numpy.array(image)
+
+
 def _as_bytes(image: Any) -> Any:
     """A grey image of 16 or 32 bits or of floats as bytes; Pillow's own conversion cuts off at 255, which is white.
 
@@ -272,9 +284,23 @@ def resized(pixels: Tensor, height: int, width: int, mode: str = "bilinear") -> 
     return several if pixels.ndim == 4 else several[0]
 
 
+def middle_part(size: Sequence[int], shape: Sequence[int]) -> tuple[slice, slice]:
+    """Rows and columns of the largest part in the middle of a picture whose sides have the proportions of `shape`.
+
+    size, shape: height and width.
+    """
+    height, width = size
+    tall, wide = min(height, max(1, width * shape[0] // shape[1])), min(width, max(1, height * shape[1] // shape[0]))
+    top, left = (height - tall) // 2, (width - wide) // 2
+    return slice(top, top + tall), slice(left, left + wide)
+
+
+def middle(pixels: Tensor, height: int, width: int) -> Tensor:
+    """The largest part in the middle of a picture (C, H, W), or of several (N, C, H, W), that fits this size, in it."""
+    rows, columns = middle_part(pixels.shape[-2:], (height, width))
+    return resized(pixels[..., rows, columns], height, width)
+
+
 def middle_square(pixels: Tensor, size: int) -> Tensor:
-    """The largest square in the middle of a picture (C, H, W), or of several (N, C, H, W), `size` pixels a side."""
-    height, width = pixels.shape[-2:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return resized(pixels[..., top : top + side, left : left + side], size, size)
+    """`middle`, a square of `size` pixels a side."""
+    return middle(pixels, size, size)

@@ -13,7 +13,6 @@ from PIL import Image
 from polymix.domains.handwriting.augment import augmented
 from polymix.domains.handwriting.cutting import cut_lines, pieces
 from polymix.domains.handwriting.data import HandwritingData, Pages
-from polymix.train.data.ctc import BeamSearch, greedy, read_arpa
 from polymix.domains.handwriting.htr_vt import HtrVt, sine_positions
 from polymix.domains.handwriting.lines import Line
 from polymix.domains.handwriting.metrics import apart, wrong_places
@@ -23,6 +22,7 @@ from polymix.domains.handwriting.task import HandwritingTask, Sam
 from polymix.errors import DataError, OptionError, ShapeError
 from polymix.mixers import SoftmaxConfig
 from polymix.mixers.spec import parse_mixer
+from polymix.train.data.ctc import BeamSearch, greedy, read_arpa
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 

@@ -17,6 +17,8 @@ from polymix.files import write_whole
 MAX_POINTS = 200_000  # of a page; of larger clouds every nth is drawn
 EDGES = ((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7))
 GREY = "#8a8f98"
+OWN = "own"  # in place of a class's colour: each point has that of the scene
+EYE = (-0.9, -0.9, 0.7)  # from where a scene is first seen
 # The page may load nothing. The library compiles its shaders' bindings, which needs 'unsafe-eval'.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'; "
@@ -34,7 +36,7 @@ main {{ flex: 1; min-width: 0; min-height: 0; overflow: hidden; }}</style>
 
 @dataclass(frozen=True)
 class Colouring:
-    """Classes of the points (n,), and for each class that is shown its name and colour."""
+    """Classes of the points (n,), and for each class that is shown its name and colour; OWN: the points' own ones."""
 
     classes: Any
     legend: Mapping[int, tuple[str, str]]
@@ -51,11 +53,15 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Scene:
-    """A cloud (n, 3 or more), the ways of colouring it by name, and sets of boxes by name."""
+    """A cloud (n, 3 or more), the ways of colouring it by name, sets of boxes by name, the points' own colours as bytes
+    (n, 3), and from where it is first seen.
+    """
 
     points: Any
     colourings: Mapping[str, Colouring] = field(default_factory=dict)
     boxes: Mapping[str, Boxes] = field(default_factory=dict)
+    colours: Any = None
+    eye: tuple[float, float, float] = EYE
 
 
 class Pages:
@@ -92,7 +98,8 @@ def write_page(path: Path, scene: Scene, title: str) -> Path:
         classes = numpy.asarray(colouring.classes)[::step]
         for k, (label, colour) in colouring.legend.items():
             if len(part := shown[classes == k]):
-                figure.add_trace(_points(graph_objects, part, label, colour, name == next(iter(scene.colourings))))
+                paint = colour if colour != OWN else _painted(numpy.asarray(scene.colours)[::step][classes == k])
+                figure.add_trace(_points(graph_objects, part, label, paint, name == next(iter(scene.colourings))))
                 owners.append(name)
     if not scene.colourings:
         figure.add_trace(_points(graph_objects, shown, "points", GREY, True))
@@ -109,7 +116,7 @@ def write_page(path: Path, scene: Scene, title: str) -> Path:
         margin={"l": 0, "r": 0, "t": 0, "b": 0}, showlegend=True, template="none",
         legend={"x": 0, "y": 0, "bgcolor": "rgba(255,255,255,0.7)", "itemsizing": "constant"},
         scene={"aspectmode": "data", **{f"{axis}axis": {"visible": False} for axis in "xyz"},
-               "camera": {"eye": {"x": -0.9, "y": -0.9, "z": 0.7}}},
+               "camera": {"eye": dict(zip("xyz", scene.eye, strict=True))}},
         updatemenus=[{"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "top",
                       "buttons": buttons}] if len(buttons) > 1 else [],
     )  # fmt: skip
@@ -122,7 +129,12 @@ def write_page(path: Path, scene: Scene, title: str) -> Path:
     return path
 
 
-def _points(library: Any, points: Any, name: str, colour: str, visible: bool) -> Any:
+def _painted(colours: Any) -> list[str]:
+    """Colours (n, 3) of bytes in the words of a page."""
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in colours.tolist()]
+
+
+def _points(library: Any, points: Any, name: str, colour: str | list[str], visible: bool) -> Any:
     x, y, z = points.T
     marker = {"size": 1.6, "color": colour}
     return library.Scatter3d(x=x, y=y, z=z, mode="markers", name=name, marker=marker, visible=visible,
