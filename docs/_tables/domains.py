@@ -379,6 +379,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "satellite-paper": lambda: paper_table(satellite_paper()),
     "handwriting": lambda: default_run("handwriting", ("cer", "wer", "cer_blotted")),
     "handwriting-lines": handwriting_lines,
+    "handwriting-pages": lambda: default_run("handwriting/pages", ("cer", "wer", "cer_blotted")),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
     "segment3d-speed": along_curves,
