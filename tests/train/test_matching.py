@@ -19,7 +19,6 @@ HOSTS = {
     "video": {},
     "depth": {},
     "depth, dpt": {"host": "dpt", "depth": 4},
-    "depth, glpn": {"host": "glpn"},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},
