@@ -235,3 +235,18 @@ def test_the_cloud_is_the_scene_and_its_colours_are_the_pictures():
     numpy.testing.assert_allclose(other[:, 1], depth.flatten(), rtol=1e-5)
     assert other[0, 2] > 0 > other[-1, 2] and other[0, 0] < 0 < other[-1, 0], "up and to the right"
     assert (cloud.colours[:256] == picture[0].flatten(1).T.numpy()).all()
+
+
+def test_matched_mixers_have_the_parameters_of_glpns_own_attention(monkeypatch):
+    """Which has a convolution before its keys, so that softmax in its place is smaller."""
+    pytest.importorskip("transformers", reason="untested: GLPN")
+
+    def count(**options):
+        return sum(
+            p.numel() for p in hosts.build(DepthRecipe(host="glpn", dim=32, depth=1, **options), 0.0).parameters()
+        )
+
+    plain, matched = (count(match_parameters=match) for match in (False, True))
+    monkeypatch.setattr(hosts, "put_mixers", lambda *parts: None)
+    theirs = count()
+    assert abs(matched - theirs) < 0.02 * theirs and abs(matched - theirs) < abs(plain - theirs)

@@ -20,7 +20,6 @@ HOSTS = {
     "speech": {},
     "depth": {},
     "depth, dpt": {"host": "dpt", "depth": 4},
-    "depth, glpn": {"host": "glpn"},
     "segment": {},
     "segment, segformer": {"host": "segformer", "size": "tiny"},
     "segment, efficientvit": {"host": "efficientvit"},
