@@ -24,11 +24,13 @@ OURS: dict[str, set[float]] = {
     "docs/convert/index.md": {0.04, 0.24, 0.35, 0.45, 1.04, 1.15, 1.23, 1.38, 1.44, 1.81, 3, 4, 4.2, 5.03, 8, 12, 15.67, 197},
     "docs/convert/timm.md": {224, 1000},  # pixels and classes
     "docs/convert/torchvision.md": {0.72},  # counted
+    "docs/domains/depth.md": {2014},  # a year
     "docs/domains/detect.md": {800, 1333},  # pixels
     "docs/domains/faces.md": {16, 406, 640},  # our settings
     "docs/domains/handwriting.md": {16},  # lines
     "docs/domains/instances.md": {16, 26, 800},  # torchvision's reference
     "docs/domains/satellite.md": {1.657},  # counted
+    "docs/domains/speech.md": {4.52, 11.33, 100, 960, 2603.00683},  # of another paper, which is linked there
     "docs/language/index.md": {200, 3170},  # counted
     "docs/research/default-data.md": {0.001, 0.0018, 0.08, 366},  # measured, and days
     "docs/research/hexagon.md": {8},  # a Snapdragon
