@@ -41,6 +41,13 @@ def weights(mixer):
     return sum(p.numel() * p.element_size() for p in mixer.parameters())
 
 
+def of_torch(dtype):
+    """Bytes that PyTorch's own product (N, D) · (D, D) holds beside its output: float32 sums of bf16 where the processor
+    has no such products, which no mixer can avoid."""
+    weight = torch.randn(D, D, dtype=dtype)
+    return held(lambda x: x @ weight, torch.randn(1, N, D, dtype=dtype))
+
+
 CASES = {
     "pom": ("pom", {}), "pom-4": ("pom", {"degree": 4, "expand": 4}), "qt": ("qt", {"heads": 2}),
     "qt-full": ("qt", {"heads": 4, "form": "full"}), "poly_sa": ("poly_sa", {"heads": 2, "grid": (128, 128)}),
@@ -54,7 +61,8 @@ CASES = {
 def test_no_more_than_the_largest_intermediate_of_the_floor(case, dtype):
     name, options = CASES[case]
     mixer = polymix.create_mixer(name, D, dtype=dtype, **options)
-    got, allowed = held(mixer, torch.randn(1, N, D, dtype=dtype)), largest(mixer, dtype.itemsize)
+    got = held(mixer, torch.randn(1, N, D, dtype=dtype))
+    allowed = largest(mixer, dtype.itemsize) + of_torch(dtype)
     assert got <= allowed, f"{got:,} bytes beside the output, {allowed:,} allowed"
 
 
