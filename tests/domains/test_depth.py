@@ -141,7 +141,9 @@ def test_a_pixel_is_that_of_its_patch():
     ("glpn", {"height": 32}), ("glpn", {"plan": "1:1", "max_depth": 10.0, "mixer": "padre"}),
 ])  # fmt: skip
 def test_published_hosts_start_near_the_typical_depth_and_learn(host, options):
-    pytest.importorskip("transformers", reason="untested: DPT and GLPN")
+    pytest.importorskip(
+        "transformers", reason="untested: DPT and GLPN, for which transformers is needed (the text extra)"
+    )
     recipe = DepthRecipe(**{"host": host, "dim": 16, "depth": 1, "control": False, **options})
     torch.manual_seed(0)
     model = hosts.build(recipe, 2.0)
@@ -186,7 +188,7 @@ def test_depth_that_cannot_be_measured_is_refused():
 
 @pytest.mark.parametrize("cameras", [1, 2])
 def test_a_run_measures_predicts_and_draws(cameras, tmp_path, capsys):
-    pytest.importorskip("plotly", reason="untested: pages that turn")
+    pytest.importorskip("plotly", reason="untested: pages that turn, for which plotly is needed (the scans extra)")
     recipe = TINY.changed(cameras=cameras, align="median", max_depth=20.0, mixer="softmax")
     train(recipe, tmp_path / "run", data_folder=tmp_path / "data")
     content = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -213,7 +215,7 @@ def test_a_run_measures_predicts_and_draws(cameras, tmp_path, capsys):
 def test_a_prediction_lies_in_the_middle_of_a_wider_picture(tmp_path):
     from PIL import Image
 
-    pytest.importorskip("plotly", reason="untested: pages that turn")
+    pytest.importorskip("plotly", reason="untested: pages that turn, for which plotly is needed (the scans extra)")
     Image.new("RGB", (40, 20), "red").save(tmp_path / "wide.png")
     (tmp_path / "seen").mkdir()
     model = hosts.build(TINY, 1.0).eval()
@@ -239,7 +241,7 @@ def test_the_cloud_is_the_scene_and_its_colours_are_the_pictures():
 
 def test_matched_mixers_have_the_parameters_of_glpns_own_attention(monkeypatch):
     """Which has a convolution before its keys, so that softmax in its place is smaller."""
-    pytest.importorskip("transformers", reason="untested: GLPN")
+    pytest.importorskip("transformers", reason="untested: GLPN, for which transformers is needed (the text extra)")
 
     def count(**options):
         return sum(
