@@ -53,6 +53,10 @@ class UnknownOptionError(OptionError):
         return type(self), (self.argument, self.allowed, self.cure)
 
 
+class IdleOptionError(OptionError):
+    """An option has no effect beside the value that another one has."""
+
+
 class DivergedError(OptionError):
     """The loss of a training became NaN or infinite, with the options that it has."""
 

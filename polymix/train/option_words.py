@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def expected(shape: Mapping[str, Any]) -> str:
@@ -41,3 +45,15 @@ def shown(value: Any) -> str:
     if value == {}:
         return "none"
     return str(value)
+
+
+@cache  # of a class that does not change; pydantic makes it anew in every call
+def shape_of(recipe: type[BaseModel], name: str) -> dict[str, Any]:
+    """The JSON schema of an option."""
+    shape: dict[str, Any] = recipe.model_json_schema()["properties"][name]
+    return shape
+
+
+def default_of(recipe: type[BaseModel], name: str) -> Any:
+    """The value of an option that is not set."""
+    return recipe.model_fields[name].get_default(call_default_factory=True)

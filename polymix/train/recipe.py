@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike, fsencode, fspath
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from polymix import errors
-from polymix.errors import OptionError, UnknownOptionError
+from polymix.errors import IdleOptionError, OptionError, UnknownOptionError
 from polymix.extras import needs
 from polymix.options import parse_value
-from polymix.train.option_words import expected, shown
+from polymix.train.option_words import default_of, expected, shape_of, shown
 
 with needs("train", "Options are checked with it."):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 ATTENTION, CONTROL = "softmax", "linear_floor"
 R = TypeVar("R", bound="Recipe")
+# Options that have an effect only beside some values of another, as (that other, its values, the options). Without
+# values: beside any that is not empty, 0, False or None.
+Beside = tuple[str, tuple[Any, ...], tuple[str, ...]]
 
 
 def _path(value: Any) -> Any:
@@ -110,6 +112,10 @@ class Recipe(BaseModel):
     fits_source: ClassVar[tuple[str, ...]] = ("layout",)
     of_default: ClassVar[tuple[str, ...]] = ()  # options that choose the default data: refused with data of one's own
     reading: ClassVar[tuple[str, ...]] = ()  # options of how data are read, which hold for other data too
+    # Refused where they are set beside other values, as they would be ignored.
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        ("clip", (), ("clip_by",)), ("ema", (), ("ema_rise", "ema_buffers")), ("warmup", (), ("cosine_from",)),
+    )  # fmt: skip
     times_lengths: ClassVar[bool] = False  # whether `polymix compare` also times mixers over numbers of tokens, unasked
     # The option with the length of a sequence, for models that read sequences token after token.
     sequence_option: ClassVar[str | None] = None
@@ -166,6 +172,13 @@ class Recipe(BaseModel):
             for value in values if isinstance(values, tuple) else (values,):
                 if isinstance(value, int) and value > errors.MAX_TOKENS and name != "seed":
                     raise wrong(name, value, f"an integer of at most {errors.MAX_TOKENS}", "Pass a smaller one.")
+        for other, values, names in self.only_beside:
+            current = getattr(self, other)
+            for name in () if (current in values if values else current) else names:
+                if getattr(self, name) != default_of(type(self), name):
+                    got = f"{shown(getattr(self, name))} beside {other}={shown(current)}, where it has no effect"
+                    cure = f"{other}={' or '.join(map(shown, values))}" if values else f"{other} as well"
+                    raise _WrongOptionError(IdleOptionError(name, got, "it left out", f"Leave it out, or set {cure}."))
         if self.batch_size % self.accumulate:
             raise wrong("accumulate", self.accumulate, f"a divisor of batch_size={self.batch_size}", "Change one.")
         if self.plan is not None and not self.takes_plan:
@@ -204,11 +217,25 @@ class Recipe(BaseModel):
         return {}
 
     def changed(self: R, **options: Any) -> R:
-        """This recipe with other options, all checked again; with `steps` in place of a recipe's epochs."""
+        """This recipe with other options, all checked again; with `steps` in place of a recipe's epochs.
+
+        An option that has no effect beside those given is then as by default.
+        """
         if "steps" in options and "epochs" not in options:
             options["epochs"] = None
         before = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self).make({**before, **options})
+        return type(self).without_idle({**before, **options}, keep=options)
+
+    @classmethod
+    def without_idle(cls: type[R], options: Mapping[str, Any], keep: Collection[str] = ()) -> R:
+        """`make` with options of which those without an effect are as by default, unless `keep` names them."""
+        while True:
+            try:
+                return cls.make(options)
+            except IdleOptionError as error:
+                if error.argument in keep:
+                    raise
+                options = {**options, error.argument: default_of(cls, error.argument)}
 
     def preset(self: R, name: str) -> R:
         """This recipe with the options of a preset. Raises OptionError for a name that the domain does not have."""
@@ -251,7 +278,7 @@ class Recipe(BaseModel):
         """
         if any(options.get(name) is not None for name in self.sources):
             names = (*self.sources, *self.fits_source, *self.of_default)
-            defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in names}
+            defaults = {name: default_of(type(self), name) for name in names}
             options = {**defaults, **options}
         return self.changed(**{"steps": self.steps, "epochs": self.epochs, **options})
 
@@ -380,9 +407,9 @@ def _plain(value: Any, recipe: type[Recipe], name: str) -> Any:
     annotation = str(recipe.model_fields[name].annotation)
     parts = value if isinstance(value, (tuple, list)) else (value,)
     if "bool" not in annotation and "Any" not in annotation and any(isinstance(part, bool) for part in parts):
-        raise OptionError(name, errors.shown(value), expected(_shape(recipe, name)), "True and False are no numbers.")
+        raise OptionError(name, errors.shown(value), expected(shape_of(recipe, name)), "True and False are no numbers.")
     if "bool" in annotation and any(type(part) in (int, float) for part in parts):
-        raise OptionError(name, errors.shown(value), expected(_shape(recipe, name)), "Numbers are neither.")
+        raise OptionError(name, errors.shown(value), expected(shape_of(recipe, name)), "Numbers are neither.")
     if isinstance(value, str):
         if value.lower() == "none" and ("None" in annotation or "Optional" in annotation):
             return None
@@ -406,16 +433,10 @@ def _in_words(recipe: type[Recipe], error: ValidationError, options: Mapping[str
     if isinstance(cause, _WrongOptionError):
         return cause.error
     name = str(first["loc"][0])
-    shape = _shape(recipe, name)
-    default = recipe.model_fields[name].get_default(call_default_factory=True)
+    shape = shape_of(recipe, name)
+    default = default_of(recipe, name)
     cure = "" if name not in options or default in (None, (), {}) else f"For example, pass {name}={shown(default)}."
     return OptionError(name, errors.shown(options.get(name, first["input"])), expected(shape), cure)
-
-
-@cache  # of a class that does not change; pydantic makes it anew in every call
-def _shape(recipe: type[Recipe], name: str) -> dict[str, Any]:
-    shape: dict[str, Any] = recipe.model_json_schema()["properties"][name]
-    return shape
 
 
 def table(recipe: type[Recipe]) -> list[tuple[str, str, str, str]]:
@@ -425,7 +446,7 @@ def table(recipe: type[Recipe]) -> list[tuple[str, str, str, str]]:
     """
     shapes = recipe.model_json_schema()["properties"]
     names = sorted(recipe.model_fields, key=lambda name: name in Recipe.model_fields)
-    defaults = {name: recipe.model_fields[name].get_default(call_default_factory=True) for name in names}
     return [
-        (name, expected(shapes[name]), shown(defaults[name]), shapes[name].get("description", "")) for name in names
+        (name, expected(shapes[name]), shown(default_of(recipe, name)), shapes[name].get("description", ""))
+        for name in names
     ]

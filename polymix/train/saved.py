@@ -79,7 +79,7 @@ class SavedRun:
                 cure = "Install the package that has it; a domain of a file needs an entry point for this."
                 raise ResultsError("folder", got, "a run of a domain that is installed", cure)
             task = check_recipe(
-                recipe_class(str(content["task"])).make({**content["settings"], **PLACE}), batches=False
+                recipe_class(str(content["task"])).without_idle({**content["settings"], **PLACE}), batches=False
             )
         except (KeyError, AttributeError, TypeError) as error:
             got = f"{folder / RESULTS}, which cannot be read ({one_line(error)})"

@@ -1,12 +1,16 @@
 """What every domain's recipe promises: options that say what they are, presets that are whole, other data."""
 
+import contextlib
 import json
 import math
 import re
+from typing import Annotated
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from polymix.errors import OptionError
+from polymix.errors import IdleOptionError, OptionError
+from polymix.train.option_words import default_of, shape_of
 from polymix.train.recipe import Recipe, table
 from polymix.train.registry import OWN_RECIPES, domain_of, named_recipe, recipe_class, task_class
 from polymix.train.run import check_recipe
@@ -49,6 +53,39 @@ def test_a_choice_of_the_default_data_is_refused_with_data_of_ones_own(domain):
             check_recipe(kind(data="x", **{name: other}))
         assert caught.value.argument == name
         assert getattr(kind(**{name: other}).after({"data": "x"}), name) == default
+
+
+CANDIDATES = (True, False, None, 0, 3, 32, 0.25, 0.0, (), (0.25,), (0.25, 0.5), (3,), ("mine",), "mine")
+BESIDE = [(domain, *entry) for domain in OWN_RECIPES for entry in recipe_class(domain).only_beside]
+
+
+def a_value(kind, name, fits):
+    """A value that the option takes by itself and that fits."""
+    field = kind.model_fields[name]
+    takes = TypeAdapter(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
+    shape = shape_of(kind, name)
+    words = [word for part in shape.get("anyOf", [shape]) for word in part.get("enum", ())]
+    for value in (*words, *CANDIDATES):
+        with contextlib.suppress(ValidationError):
+            if fits(value) and takes.validate_python(value, strict=True) == value:
+                return value
+    raise AssertionError(f"no candidate for {name}")
+
+
+@pytest.mark.parametrize(("domain", "other", "values", "names"), BESIDE)
+def test_an_option_without_effect_is_refused_and_gives_way_to_what_is_set_later(domain, other, values, names):
+    """Else it would be set in vain, unseen; what a preset or an earlier call set stands in nobody's way."""
+    kind = recipe_class(domain)
+    without = a_value(kind, other, lambda value: value not in values if values else not value)
+    for name in names:
+        default = default_of(kind, name)
+        options = {other: without, name: a_value(kind, name, lambda value, default=default: value != default)}
+        for build in (lambda options: kind(**options), lambda options: kind().changed(**options)):
+            with pytest.raises(IdleOptionError, match="has no effect") as caught:
+                build(options)
+            assert caught.value.argument in (name, other)  # the other one may have none either
+        with contextlib.suppress(OptionError):  # such as a size that does not fit the other option
+            assert getattr(kind.without_idle(options, keep=[other]), name) == default
 
 
 @pytest.mark.parametrize("domain", OWN_RECIPES)

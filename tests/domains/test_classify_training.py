@@ -88,7 +88,7 @@ def test_hosts_of_poly_sa_are_trained_as_their_authors_do(name):
     different = {option for option, value in recipe.to_dict().items() if deit[option] != value}
     assert different <= {
         "host", "mixer", "batch_size", "learning_rate", "learning_rate_for", "final", "warmup", "clip", "drop_path",
-        "crop", "repeats", "ema", "evaluate_every", "checkpoint_every",
+        "crop", "repeats", "ema", "ema_rise", "ema_buffers", "evaluate_every", "checkpoint_every",
     }  # fmt: skip
     assert (recipe.repeats, recipe.ema) == (1, 0), "neither repeated augmentation nor averaged weights"
 

@@ -274,7 +274,7 @@ def test_options_that_contradict_each_other():
         ({"data": "a", "annotations": "a", "images": "b"}, "one of the two"),
         ({"image_size": "60"}, "multiple of 16"), ({"question": "who"}, "which"), ({"crops": "true"}, "short_sides"),
         ({"short_sides": "0"}, "an integer of at least 1"), ({"flip": "2"}, "flip"), ({"stem": "vit"}, "patches"),
-        ({"host": "detr", "stem": "patches"}, "backbone"), ({"broken": "hide"}, "refuse"), ({"dim": "60"}, "multiple"),
+        ({"host": "detr", "stem": "patches"}, "host=detr"), ({"broken": "hide"}, "refuse"), ({"dim": "60"}, "multiple"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=text):
             DetectRecipe().changed(**options)

@@ -55,7 +55,7 @@ DSVT = {
     # tianweiy/CenterPoint 3cf7d87: configs/nusc/pp/nusc_centerpoint_pp_02voxel_two_pfn_10sweep.py, for the head; radii
     # of nusc_centerpoint_pp_02voxel_two_pfn_10sweep_circular_nms.py, whose numbers are squares.
     "head_dim": 64, "convolutions": 2, "legacy_radius": True, "least": 0.1, "most": 500, "nms": "rotated",
-    "overlap": 0.2, "radius": tuple(math.sqrt(square) for square in (4, 12, 10, 1, 0.85, 0.175)),
+    "overlap": 0.2,
     "evaluate_every": round(123_580 / 32),  # of the balanced list of the training keyframes, once an epoch
 }  # fmt: skip
 PRESETS = {
@@ -63,13 +63,11 @@ PRESETS = {
     "segment3d rooms": (Segment3dRecipe, "rooms", PTV3_SCANNET),
     "satellite paper": (SatelliteRecipe, "paper", TSVIT), "detect3d paper": (Detect3dRecipe, "paper", DSVT),
 }  # fmt: skip
-# Options that say where and on what a run computes or what pictures show, and of the default data; and those that the
-# named ones leave no work.
+# Options that say where and on what a run computes or what pictures show, and of the default data.
 FREE = {"data", "layout", "plan", "init", "control", "accumulate", "steps", "precision", "checkpointing", "seed",
         "device", "strategy", "sequence_parallel", "workers", "log_every", "logger", "allow_pickle", "classes", "piece",
         "question", "scenes", "test_scenes", "scans", "test_scans", "synthetic_train", "synthetic_test", "threshold",
         "match_parameters"}  # fmt: skip
-IDLE = {"ema": {"ema_rise", "ema_buffers"}, "one_cycle": {"cosine_from"}, "clip": {"clip_by"}}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -89,8 +87,9 @@ def test_a_preset_names_every_number(name):
     """A default that is not named would change what is called a paper's experiment."""
     kind, preset, published = PRESETS[name]
     named = set(kind.presets[preset])
-    idle = IDLE["ema"] | (IDLE["one_cycle"] if "one_cycle" in named else set())
-    idle |= IDLE["clip"] if published["clip"] is None else set()
+    recipe = kind().preset(preset)
+    beside = ((getattr(recipe, other), values, names) for other, values, names in kind.only_beside)
+    idle = {name for value, values, names in beside if not (value in values if values else value) for name in names}
     assert set(kind.model_fields) - named - FREE - idle == set()
     assert named - set(published) <= {"mixer", "checkpoint_every", "turn"}, "and the test holds each of them"
 

@@ -157,7 +157,8 @@ def test_only_mixers_join_squares_of_the_small_host():
     ("efficientvit", "keep", None), ("patches", "padre", "1:1"),
 ])  # fmt: skip
 def test_hosts_take_mixers_and_learn(host, mixer, plan):
-    recipe = SegmentRecipe(host=host, size="tiny", mixer=mixer, plan=plan, crop=64, dim=16, depth=2)
+    sizes = {"patches": {"dim": 16, "depth": 2}, "segformer": {"size": "tiny"}}.get(host, {})
+    recipe = SegmentRecipe(host=host, mixer=mixer, plan=plan, crop=64, **sizes)
     model = build(recipe, 5).train()
     images, labels = torch.randn(2, 3, 64, 64), torch.randint(5, (2, 64, 64))
     assert model(images).shape == (2, 5, 64, 64)

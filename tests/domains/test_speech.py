@@ -207,7 +207,7 @@ def test_what_cannot_listen_to_a_stream_says_so():
     ("options", "said"),
     [
         ({"mixer": "padre:token=circulant"}, "padding masks|grid"), ({"mixer": "poly_nl", "causal": True}, "a causal form"),
-        ({"language_model": "x.arpa"}, "beam"), ({"goal": "best_rq", "beam": 5}, "nothing is transcribed"),
+        ({"language_model": "x.arpa"}, "beam"), ({"goal": "best_rq", "beam": 5}, "goal=best_rq"), ({"codes": 64}, "goal=best_rq"),
         ({"rate": 1000, "bands": 40}, "at most 12"), ({"heads": 3}, "heads"),
         ({"codes": 10**6, "dim": 100_000}, "codes"),
     ],

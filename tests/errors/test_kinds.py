@@ -38,6 +38,7 @@ def test_errors_are_also_what_python_calls_them():
         CapabilityError: NotImplementedError, UnknownNameError: LookupError, errors.MissingExtraError: ImportError,
         errors.InputError: RuntimeError, errors.DataError: ValueError, errors.ResultsError: ValueError,
         errors.ParityError: ArithmeticError, errors.DivergedError: OptionError,
+        errors.IdleOptionError: OptionError,
         errors.UnknownOptionError: OptionError, errors.ParallelError: RuntimeError,
     }  # fmt: skip
     assert set(bases) | {errors.PolymixError} == set(KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+WITHOUT_EMA: Mapping[str, Any] = {"ema": 0.0, "ema_rise": "steps", "ema_buffers": False}
 # DeiT's own training. AdamW at 5e-4 for 512 images; 1e-5 is a hundredth of the highest rate at 1,024 images.
 DEIT: Mapping[str, Any] = {
     "host": "deit_tiny_patch16_224", "image_size": 224, "epochs": 300.0, "batch_size": 1024, "optimizer": "adamw",
@@ -23,17 +24,17 @@ XCIT_CIFAR: Mapping[str, Any] = {**XCIT, "host_depth": 6, "evaluate_every": 500,
 # Swin's own training, with Poly-SA as Section 5.2.2 has it: AdamW at 5e-4 for 512 images, 20 epochs of warm-up.
 SWIN: Mapping[str, Any] = {
     **DEIT, "host": "swin_tiny_patch4_window7_224", "mixer": "poly_sa:head_mixing=depthwise", "warmup": 20 / 300,
-    "clip": 5.0, "drop_path": 0.2, "repeats": 1, "ema": 0.0,
+    "clip": 5.0, "drop_path": 0.2, "repeats": 1, **WITHOUT_EMA,
 }  # fmt: skip
 # PoolFormer's own training: AdamW at 1e-3 for 1,024 images.
 METAFORMER: Mapping[str, Any] = {
     **DEIT, "host": "metaformer_s12", "mixer": "poly_sa:head_mixing=depthwise", "learning_rate": 1e-3,
-    "learning_rate_for": 1024, "repeats": 1, "ema": 0.0, "crop": 0.9,
+    "learning_rate_for": 1024, "repeats": 1, **WITHOUT_EMA, "crop": 0.9,
 }  # fmt: skip
 # CvT's own training: AdamW at 2.5e-4 for 256 images, 2,048 images on eight devices, and 1e-5 at the end.
 CVT: Mapping[str, Any] = {
     **DEIT, "host": "cvt_13", "mixer": "poly_sa", "batch_size": 2048, "learning_rate": 2.5e-4,
-    "learning_rate_for": 256, "final": 1e-5 / 2e-3, "repeats": 1, "ema": 0.0,
+    "learning_rate_for": 256, "final": 1e-5 / 2e-3, "repeats": 1, **WITHOUT_EMA,
     "evaluate_every": 626, "checkpoint_every": 626,
 }  # fmt: skip
 # Goyal et al., at 256 images, with Poly-NL between maps to a quarter of the channels and back (Section 5.1.2).

@@ -13,6 +13,7 @@ from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     Count,
     Final,
     Fraction,
@@ -54,6 +55,20 @@ class ClassifyRecipe(Recipe):
     names: ClassVar[tuple[str, ...]] = (FASHION,)
     after_training: ClassVar[tuple[str, ...]] = ("crop", "interpolation")
     trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("host", (None,), OWN),
+        ("host", (), ("host_init", "host_depth", "sizes", "drop_path", "norm_images")),
+        ("drop_path", (), ("drop_path_rises",)),
+        ("schedule", ("cosine",), ("final", "cosine_from")),
+        ("schedule", ("steps",), ("milestones",)),
+        ("optimizer", ("adamw",), ("betas",)),
+        ("optimizer", ("sgd",), ("momentum",)),
+        ("augment", (True,), ("auto_augment",)),
+        ("data", (), ("allow_pickle", "broken")),
+        ("mixup", (), ("switch",)),
+        ("cutmix", (), ("switch",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "dim": 8, "depth": 1, "evaluate_every": 4}, "paper": DEIT, **PUBLISHED,
     }  # fmt: skip
@@ -133,24 +148,12 @@ class ClassifyRecipe(Recipe):
             raise wrong("sizes", repr(self.sizes), "sides in pixels, or None", "Pass sizes=128,160, say.")
         without = "no host"
         for name, ignored, other, cure in (
-            ("milestones", self.schedule == "cosine" and len(self.milestones) > 0, "schedule=cosine", "schedule=steps"),
             ("milestones", self.schedule == "steps" and not self.milestones, "schedule=steps", "milestones=…"),
-            ("auto_augment", self.auto_augment is not None and not self.augment, "augment=False", "augment=True"),
             ("stream", self.stream is False and self.looks_again, "augment, crop or interpolation", "stream=True"),
             ("mixer", self.host is None and self.mixer == KEEP, without, "host=deit_tiny_patch16_224"),
-            ("host_init", self.host is None and self.host_init != "own", without, "host=efficientvit_b1"),
-            ("sizes", self.host is None and self.sizes is not None, without, "host=efficientvit_b1"),
-            ("drop_path", self.host is None and self.drop_path > 0, without, "host=deit_tiny_patch16_224"),
-            ("drop_path_rises", self.drop_path_rises and not self.drop_path, "drop_path=0", "drop_path=0.05"),
-            ("host_depth", self.host is None and self.host_depth is not None, without, "depth"),
-            ("norm_images", self.host is None and self.norm_images > 0, without, "host=efficientvit_b1"),
         ):
             if ignored:
                 raise wrong(name, f"{getattr(self, name)!r} with {other}", "options that fit", f"Use {cure}.")
-        for name in OWN if self.host is not None else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
-                got = f"{getattr(self, name)} with host={self.host}"
-                raise wrong(name, got, "no such option", "The host has its own; leave it out.")
         if (self.mixup or self.cutmix) and self.part_size % 2:
             got = f"{self.batch_size} with accumulate={self.accumulate} and mixup or cutmix"
             raise wrong("batch_size", got, "an even number of images at once", "They are mixed in pairs.")

@@ -7,7 +7,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from polymix.train.recipe import Count, EvaluateEvery, Final, LearningRate, Mixer, Positive, Recipe, Steps, wrong
+from polymix.train.recipe import (
+    Beside,
+    Count,
+    EvaluateEvery,
+    Final,
+    LearningRate,
+    Mixer,
+    Positive,
+    Recipe,
+    Steps,
+    wrong,
+)
 
 PATCH = 8  # pixels a side of a token, where the recipe does not say
 STAGES = 4  # of DPT and GLPN
@@ -22,6 +33,7 @@ class DepthRecipe(Recipe):
     """
 
     task: ClassVar[str] = "polymix.domains.depth.task:DepthTask"
+    only_beside: ClassVar[tuple[Beside, ...]] = (*Recipe.only_beside, ("data", (), ("depth_unit",)))
     takes_plan: ClassVar[bool] = True
     after_training: ClassVar[tuple[str, ...]] = ("align", "min_depth", "max_depth")
     reading: ClassVar[tuple[str, ...]] = ("depth_unit",)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.data.boxes.options import PicturesRecipe, Question, Scenes
 from polymix.train.recipe import (
+    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,
@@ -23,9 +24,8 @@ from polymix.train.recipe import (
     wrong,
 )
 
-STRIDES = {"dense": (8,), "detr": (32, 16), "conditional_detr": (32, 16)}  # the first is the default
-DETR_OPTIONS = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
-           "backbone_learning_rate", "drop_at", "host_init")  # fmt: skip
+DETR = ("detr", "conditional_detr")
+STRIDES = {"dense": (8,), **dict.fromkeys(DETR, (32, 16))}  # the first is the default
 DIM_MULTIPLE = 16  # of channels: the dense host's stem halves them, and its group norms have 8 groups
 
 
@@ -37,6 +37,12 @@ class DetectRecipe(PicturesRecipe):
 
     task: ClassVar[str] = "polymix.domains.detect.task:DetectTask"
     takes_plan: ClassVar[bool] = True
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *PicturesRecipe.only_beside,
+        ("host", DETR, ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
+                        "backbone_learning_rate", "drop_at", "host_init")),
+        ("host", ("dense",), ("stem", "final", "cosine_from")),
+    )  # fmt: skip
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "scenes": 16, "test_scenes": 8, "batch_size": 8, "dim": 16,
                  "depth": 1},
@@ -97,19 +103,11 @@ class DetectRecipe(PicturesRecipe):
     def _options_fit_the_host(self) -> DetectRecipe:
         if self.dim % DIM_MULTIPLE:
             raise wrong("dim", self.dim, f"a multiple of {DIM_MULTIPLE}", "For example, 64.")
-        if self.stem is not None and self.host != "dense":
-            raise wrong("stem", f"{self.stem!r} with host={self.host}", "None: it has a backbone", "Leave it out.")
         strides = STRIDES[self.host]
         if self.stride not in (None, *strides):
             allowed = f"{' or '.join(map(str, strides))} with host={self.host}"
             raise wrong("stride", self.stride, allowed, "Leave it out.")
-        if self.host == "dense":
-            changed = [name for name in DETR_OPTIONS if getattr(self, name) != type(self).model_fields[name].default]
-            if changed:
-                raise wrong(changed[0], 'it with host="dense"', "a host that has it", "Pass host=detr.")
-        elif self.final != type(self).model_fields["final"].default:
-            raise wrong("final", f"{self.final} with DETR", "drop_at, which DETR's schedule has", "Leave it out.")
-        elif self.dim % self.heads:
+        if self.host in DETR and self.dim % self.heads:
             raise wrong("heads", self.heads, f"a divisor of dim={self.dim}", "Change one of the two.")
         return self
 

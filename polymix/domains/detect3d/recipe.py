@@ -12,6 +12,7 @@ from polymix.errors import OptionError
 from polymix.train.data.scans.options import Streets
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     CheckpointEvery,
     Clip,
     Count,
@@ -45,6 +46,12 @@ class Detect3dRecipe(ObjectsRecipe):
     takes_plan: ClassVar[bool] = True
     of_default: ClassVar[tuple[str, ...]] = ("question",)
     after_training: ClassVar[tuple[str, ...]] = ("least", "most", "nms", "overlap", "radius")
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *ObjectsRecipe.only_beside,
+        ("one_cycle", (False,), ("cosine_from",)),
+        ("nms", ("rotated",), ("overlap",)),
+        ("nms", ("circle",), ("radius",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": (1.6, 1.6, 4.0), "encoder": (8, 8), "heads": 2, "hidden": 8,
                  "set_size": 12, "blocks": 1, "window": (6, 6), "channels": (8,), "level_dim": 8, "head_dim": 8,
@@ -58,7 +65,6 @@ class Detect3dRecipe(ObjectsRecipe):
                   "stride": 2, "head_dim": 64, "convolutions": 2, "legacy_radius": True,
                   "turn": 45.0, "scale": 0.1, "flip": True, "move": 0.5, "balanced": True,
                   "least": 0.1, "most": 500, "nms": "rotated", "overlap": 0.2,
-                  "radius": tuple(square**0.5 for square in (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)),
                   "batch_size": 32, "epochs": 20.0, "learning_rate": 5e-3, "weight_decay": 0.05, "decay": "all",
                   "betas": (0.9, 0.99), "clip": 35.0, "clip_by": "norm", "warmup": 0.4, "final": 1e-5,
                   "one_cycle": True, "ema": 0.0, "keep": "last", "evaluate_every": 3862, "checkpoint_every": 3862},

@@ -21,6 +21,7 @@ from polymix.domains.generation.settings import (
 from polymix.errors import OptionError
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     Betas,
     CheckpointEvery,
     Count,
@@ -58,6 +59,14 @@ class GenerationRecipe(Recipe):
         "samples", "sampler", "sample_steps", "guidance", "guidance_channels", "guidance_interval", "inception",
     )  # fmt: skip
     takes_plan: ClassVar[bool] = True
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("process", ("flow",), ("path", "target")),
+        ("process", ("diffusion",), ("variance", "normal")),
+        ("variance", ("learned",), ("normal",)),
+        ("conditional", (True,), ("class_dropout",)),
+        ("vae", (), ("cache",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "batch_size": 8, "dim": 8, "heads": 2, "depth": 1, "samples": 12, "sample_steps": 2,
                  "judge_steps": 4, "evaluate_every": 4, "log_every": 1},
@@ -140,8 +149,6 @@ class GenerationRecipe(Recipe):
         if self.guidance != 1 and not self.class_dropout:
             cure = "Train with class_dropout=0.1."
             raise wrong("guidance", f"{self.guidance} with class_dropout=0", "1, as there is no 'none'", cure)
-        if self.cache is not None and self.vae is None:
-            raise wrong("cache", f"{self.cache} without vae", "None", "Name the autoencoder: --set vae=FOLDER.")
         if self.vae is not None and self.data is None:
             raise wrong("vae", f"{self.vae} for the digits", "None", "Pass a folder of pictures as --data.")
         if self.vae is None and self.layout != "latents" and self.image_size % self.patch:
@@ -155,12 +162,6 @@ class GenerationRecipe(Recipe):
         if self.sampler is not None and self.sampler not in methods:
             got = f"{self.sampler!r} with process={self.process}"
             raise wrong("sampler", got, ", ".join(methods), "Choose one of these, or change the process.")
-        for name in ("path", "target") if self.process == "diffusion" else ("variance", "normal"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                got = f"{getattr(self, name)} with process={self.process}"
-                raise wrong(name, got, "none, as it has no effect", "Leave it out, or change the process.")
-        if self.normal != "exact" and self.variance == "fixed":
-            raise wrong("normal", f"{self.normal} with variance=fixed", "none, as it has no effect", "Leave it out.")
         try:
             self.sampling()
         except OptionError as error:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,
@@ -38,6 +39,13 @@ class HandwritingRecipe(Recipe):
     after_training: ClassVar[tuple[str, ...]] = ("beam", "language_model")
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "lists")
     reading: ClassVar[tuple[str, ...]] = ("err",)
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("beam", (), ("language_model",)),
+        ("mask_ratio", (), ("span",)),
+        ("schedule", ("cosine",), ("cosine_from",)),
+        ("data", (), ("err", "lists")),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"dim": 32, "depth": 2, "steps": 4, "evaluate_every": 4, "batch_size": 8, "synthetic_train": 32,
                  "synthetic_test": 8},
@@ -101,9 +109,6 @@ class HandwritingRecipe(Recipe):
         if self.sam and self.precision == "float16":
             cure = "Pass precision=bfloat16, or sam=0."
             raise wrong("sam", f"{self.sam} with precision=float16", "gradients that are not scaled", cure)
-        if self.language_model is not None and not self.beam:
-            got = f"{self.language_model} without a beam search"
-            raise wrong("language_model", got, "a beam of at least 1", "Pass beam=50, say.")
         return self
 
     @property

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK, PicturesRecipe, Question, Scenes, TestScenes
 from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
-from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
+from polymix.train.recipe import BatchSize, Beside, EvaluateEvery, LearningRate, Steps, wrong
 
 R = TypeVar("R", bound="InstancesRecipe")
 
@@ -26,6 +26,11 @@ class InstancesRecipe(PicturesRecipe):
     task: ClassVar[str] = "polymix.domains.instances.task:InstancesTask"
     without_mixer: ClassVar[str | None] = NO_BLOCK
     with_masks: ClassVar[bool] = True
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *PicturesRecipe.only_beside,
+        ("milestones", ((),), ("final", "cosine_from")),
+        ("optimizer", ("adamw",), ("betas",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "scenes": 8, "test_scenes": 4},
         # torchvision's references/detection, whose model is the baseline of Poly-NL's Table 1b; 26 epochs of COCO.

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from polymix.errors import divisors
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     Count,
     Final,
     HostInit,
@@ -32,6 +33,7 @@ class SatelliteRecipe(Recipe):
 
     task: ClassVar[str] = "polymix.domains.satellite.task:SatelliteTask"
     reading: ClassVar[tuple[str, ...]] = ("fold", "allow_pickle")
+    only_beside: ClassVar[tuple[Beside, ...]] = (*Recipe.only_beside, ("data", (), ("allow_pickle",)))
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "batch_size": 4, "dim": 8, "heads": 2, "temporal_depth": 1, "spatial_depth": 1,

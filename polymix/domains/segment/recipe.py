@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polymix.train.recipe import (
+    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,
@@ -40,6 +41,15 @@ class SegmentRecipe(Recipe):
     fits_source: ClassVar[tuple[str, ...]] = ("layout",)
     of_default: ClassVar[tuple[str, ...]] = ("question",)
     takes_plan: ClassVar[bool] = True
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("host", ("patches",), ("dim", "depth")),
+        ("host", ("efficientvit",), ("backbone", "head_width", "head_depth", "head_expand", "head_widen")),
+        ("host", ("segformer",), ("size", "host_init")),
+        ("schedule", ("cosine",), ("cosine_from",)),
+        ("schedule", ("polynomial",), ("power",)),
+        ("data", (), ("classes",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "scenes": 12, "test_scenes": 4, "batch_size": 4, "dim": 16, "depth": 1,
                  "evaluate_every": 4},
@@ -120,13 +130,8 @@ class SegmentRecipe(Recipe):
             raise wrong("crop", self.crop, f"a multiple of {multiple} for {self.host}", "For example, 512.")
         if self.stride is not None and self.stride > self.crop:
             raise wrong("stride", self.stride, f"an integer from 1 to {self.crop}, the crop", "Lower it.")
-        if self.host_init != "own" and self.host != "segformer":
-            got = f"{self.host_init!r} with host={self.host}"
-            raise wrong("host_init", got, "'own': no such weights are published", "Leave it out.")
         if self.scale[0] > self.scale[1]:
             raise wrong("scale", repr(self.scale), "the smaller factor first", "Pass scale=0.5,2, say.")
-        if self.data is None and self.classes is not None:
-            raise wrong("classes", self.classes, "None without --data", "The default data says how many it has.")
         if self.mixer == KEEP:
             if self.host == "patches":
                 allowed = "a mixer: this host has no attention of its own"

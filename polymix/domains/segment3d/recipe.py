@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from polymix.train.data.scans.options import Streets
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,
@@ -72,6 +73,11 @@ class Segment3dRecipe(Recipe):
     after_training: ClassVar[tuple[str, ...]] = ("piece",)
     takes_plan: ClassVar[bool] = True
     of_default: ClassVar[tuple[str, ...]] = ("question",)
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("cpe", (True,), ("legacy_unpooling",)),
+        ("one_cycle", (False,), ("cosine_from",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": 1.0, "depths": (1, 1), "channels": (8, 8), "heads": (2, 2),
                  "decoder_depths": (1,), "decoder_channels": (8,), "decoder_heads": (2,), "window": 32, "scans": 4,

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     Count,
     EvaluateEvery,
     Final,
@@ -37,9 +38,15 @@ class SpeechRecipe(Recipe):
     takes_plan: ClassVar[bool] = True
     after_training: ClassVar[tuple[str, ...]] = ("beam", "language_model")
     reading: ClassVar[tuple[str, ...]] = ("plain_text",)
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("goal", ("ctc",), ("plain_text", "beam", "language_model")),
+        ("goal", ("best_rq",), ("codes", "code_dim", "mask_start", "mask_seconds", "noise")),
+        ("beam", (), ("language_model",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "bands": 8, "dim": 16, "depth": 1, "kernel": 3,
-                 "stem": 4, "codes": 16, "code_dim": 4, "synthetic_train": 16, "synthetic_test": 8},
+                 "stem": 4, "synthetic_train": 16, "synthetic_test": 8},
     }  # fmt: skip
 
     batch_size: BatchSize = 16
@@ -80,11 +87,6 @@ class SpeechRecipe(Recipe):
 
     @model_validator(mode="after")
     def _options_fit(self) -> SpeechRecipe:
-        if self.language_model is not None and not self.beam:
-            got = f"{self.language_model} without a beam search"
-            raise wrong("language_model", got, "a beam of at least 1", "Pass beam=50, say.")
-        if self.goal == "best_rq" and self.beam:
-            raise wrong("beam", f"{self.beam} with goal=best_rq", "0: nothing is transcribed", "Leave it out.")
         if self.bands > self.rate // 80:  # half the samples of a frame, so that every band has a frequency of its own
             got = f"{self.bands} with rate={self.rate}"
             raise wrong("bands", got, f"at most {self.rate // 80}", "Pass fewer bands.")

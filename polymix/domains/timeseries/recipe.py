@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.recipe import (
     BatchSize,
+    Beside,
     Count,
     EvaluateEvery,
     Final,
@@ -25,6 +26,7 @@ from polymix.train.recipe import (
 DLINEAR = "dlinear"
 
 
+FORECASTING = ("forecast", "anomalies")  # goals
 TASKS = {"forecast": "task:TimeseriesTask", "anomalies": "anomalies:AnomalyTask", "classes": "classes:ClassTask"}
 
 
@@ -45,6 +47,14 @@ class TimeseriesRecipe(Recipe):
     sequence_option: ClassVar[str | None] = None
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "season", "targets")
     of_default: ClassVar[tuple[str, ...]] = ("synthetic",)
+    only_beside: ClassVar[tuple[Beside, ...]] = (
+        *Recipe.only_beside,
+        ("goal", ("forecast",), ("synthetic",)),
+        ("goal", ("anomalies",), ("alarm", "smooth")),
+        ("goal", FORECASTING, ("context", "horizon", "head", "criterion", "targets", "season", "windows")),
+        ("host", ("patch",), ("patch", "head")),
+        ("synthetic", ("period",), ("synthetic_series",)),
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "context": 32, "horizon": 12, "patch": 8, "dim": 16,
                  "depth": 1, "windows": 16, "synthetic_series": 16, "dropout": 0.0},
@@ -110,8 +120,6 @@ class TimeseriesRecipe(Recipe):
             raise wrong("test_share", got, "shares that leave something to train on", "Lower one.")
         if self.mixer == DLINEAR and self.goal == "classes":
             raise wrong("mixer", repr(self.mixer), "a mixer: DLinear forecasts", "Choose another.")
-        if self.goal != "forecast" and self.synthetic != "period":
-            raise wrong("synthetic", repr(self.synthetic), "left out with another goal than forecast", "Leave it out.")
         if self.mixer == DLINEAR and self.plan is not None:
             raise wrong("plan", repr(self.plan), f"None: {DLINEAR} has no blocks", "Choose a mixer.")
         return self

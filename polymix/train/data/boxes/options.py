@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from polymix.train.recipe import Count, ObjectsRecipe, Place, wrong
+from polymix.train.recipe import Beside, Count, ObjectsRecipe, Place, wrong
 
 CROP_FROM = (400, 500, 600)  # short sides of pictures that are cropped
 NO_BLOCK = "none"  # the value of `mixer` for the host as it is
@@ -40,6 +40,7 @@ class PicturesRecipe(ObjectsRecipe):
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "images")
     of_default: ClassVar[tuple[str, ...]] = ("question",)
     reading: ClassVar[tuple[str, ...]] = ("broken",)
+    only_beside: ClassVar[tuple[Beside, ...]] = (*ObjectsRecipe.only_beside, ("short_sides", (), ("crops",)))
 
     annotations: Place | None = Field(
         None, description="one COCO json, instead of a folder as data; every fifth picture is held out"
@@ -65,9 +66,6 @@ class PicturesRecipe(ObjectsRecipe):
     @model_validator(mode="after")
     def _pictures_fit(self) -> PicturesRecipe:
         check_side(self.image_size, self.side_multiple)
-        if self.crops and not self.short_sides:
-            cure = f"Pass short_sides, such as {CROP_FROM[0]},{CROP_FROM[-1]}."
-            raise wrong("crops", "True without short_sides", "it with short_sides", cure)
         if (self.annotations is None) != (self.images is None):
             lone, other = ("annotations", "images") if self.images is None else ("images", "annotations")
             raise wrong(lone, f"it without {other}", "both or neither", "One names a json, one its pictures.")
