@@ -17,6 +17,7 @@ from polymix import errors
 from polymix.errors import IdleOptionError, OptionError, UnknownOptionError
 from polymix.extras import needs
 from polymix.options import parse_value
+from polymix.train.option_effects import Beside, find_idle
 from polymix.train.option_words import default_of, expected, shape_of, shown
 
 with needs("train", "Options are checked with it."):
@@ -24,9 +25,6 @@ with needs("train", "Options are checked with it."):
 
 ATTENTION, CONTROL = "softmax", "linear_floor"
 R = TypeVar("R", bound="Recipe")
-# Options that have an effect only beside some values of another, as (that other, its values, the options). Without
-# values: beside any that is not empty, 0, False or None.
-Beside = tuple[str, tuple[Any, ...], tuple[str, ...]]
 
 
 def _path(value: Any) -> Any:
@@ -172,13 +170,9 @@ class Recipe(BaseModel):
             for value in values if isinstance(values, tuple) else (values,):
                 if isinstance(value, int) and value > errors.MAX_TOKENS and name != "seed":
                     raise wrong(name, value, f"an integer of at most {errors.MAX_TOKENS}", "Pass a smaller one.")
-        for other, values, names in self.only_beside:
-            current = getattr(self, other)
-            for name in () if (current in values if values else current) else names:
-                if getattr(self, name) != default_of(type(self), name):
-                    got = f"{shown(getattr(self, name))} beside {other}={shown(current)}, where it has no effect"
-                    cure = f"{other}={' or '.join(map(shown, values))}" if values else f"{other} as well"
-                    raise _WrongOptionError(IdleOptionError(name, got, "it left out", f"Leave it out, or set {cure}."))
+        idle = find_idle(self, self.only_beside)
+        if idle is not None:
+            raise _WrongOptionError(idle)
         if self.batch_size % self.accumulate:
             raise wrong("accumulate", self.accumulate, f"a divisor of batch_size={self.batch_size}", "Change one.")
         if self.plan is not None and not self.takes_plan:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from polymix.errors import IdleOptionError, OptionError
+from polymix.train.option_effects import has_effect
 from polymix.train.option_words import default_of, shape_of
 from polymix.train.recipe import Recipe, table
 from polymix.train.registry import OWN_RECIPES, domain_of, named_recipe, recipe_class, task_class
@@ -65,7 +66,7 @@ def a_value(kind, name, fits):
     takes = TypeAdapter(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
     shape = shape_of(kind, name)
     words = [word for part in shape.get("anyOf", [shape]) for word in part.get("enum", ())]
-    for value in (*words, *CANDIDATES):
+    for value in (*words, *CANDIDATES, kind.without_mixer):
         with contextlib.suppress(ValidationError):
             if fits(value) and takes.validate_python(value, strict=True) == value:
                 return value
@@ -76,7 +77,7 @@ def a_value(kind, name, fits):
 def test_an_option_without_effect_is_refused_and_gives_way_to_what_is_set_later(domain, other, values, names):
     """Else it would be set in vain, unseen; what a preset or an earlier call set stands in nobody's way."""
     kind = recipe_class(domain)
-    without = a_value(kind, other, lambda value: value not in values if values else not value)
+    without = a_value(kind, other, lambda value: not has_effect(value, values))
     for name in names:
         default = default_of(kind, name)
         options = {other: without, name: a_value(kind, name, lambda value, default=default: value != default)}

@@ -9,6 +9,7 @@ from polymix.domains.detect3d.recipe import Detect3dRecipe
 from polymix.domains.handwriting.recipe import HandwritingRecipe
 from polymix.domains.satellite.recipe import SatelliteRecipe
 from polymix.domains.segment3d.recipe import Segment3dRecipe
+from polymix.train.option_effects import has_effect
 from polymix.train.registry import task_class
 
 # Pointcept/Pointcept d74c646: configs/nuscenes/semseg-pt-v3m1-0-base.py, with configs/_base_/default_runtime.py.
@@ -89,7 +90,7 @@ def test_a_preset_names_every_number(name):
     named = set(kind.presets[preset])
     recipe = kind().preset(preset)
     beside = ((getattr(recipe, other), values, names) for other, values, names in kind.only_beside)
-    idle = {name for value, values, names in beside if not (value in values if values else value) for name in names}
+    idle = {name for value, values, names in beside if not has_effect(value, values) for name in names}
     assert set(kind.model_fields) - named - FREE - idle == set()
     assert named - set(published) <= {"mixer", "checkpoint_every", "turn"}, "and the test holds each of them"
 

@@ -11,9 +11,9 @@ from polymix.domains.classify.published import DEIT, PUBLISHED
 from polymix.train.data.idx import FASHION
 from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     Count,
     Final,
     Fraction,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polymix.train.data.boxes.options import PicturesRecipe, Question, Scenes
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
-    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,

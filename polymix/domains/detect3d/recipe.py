@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from polymix.domains.detect3d.extent import Extent
 from polymix.errors import OptionError
 from polymix.train.data.scans.options import Streets
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     CheckpointEvery,
     Clip,
     Count,

@@ -19,9 +19,9 @@ from polymix.domains.generation.settings import (
     Variance,
 )
 from polymix.errors import OptionError
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     Betas,
     CheckpointEvery,
     Count,

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK, PicturesRecipe, Question, Scenes, TestScenes
 from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
-from polymix.train.recipe import BatchSize, Beside, EvaluateEvery, LearningRate, Steps, wrong
+from polymix.train.option_effects import Beside
+from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
 
 R = TypeVar("R", bound="InstancesRecipe")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
-    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from polymix.train.data.scans.options import Streets
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     CheckpointEvery,
     Count,
     EvaluateEvery,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     Count,
     EvaluateEvery,
     Final,

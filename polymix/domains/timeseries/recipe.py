@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
-    Beside,
     Count,
     EvaluateEvery,
     Final,
@@ -54,6 +54,11 @@ class TimeseriesRecipe(Recipe):
         ("goal", FORECASTING, ("context", "horizon", "head", "criterion", "targets", "season", "windows")),
         ("host", ("patch",), ("patch", "head")),
         ("synthetic", ("period",), ("synthetic_series",)),
+        (
+            "mixer",
+            lambda mixer: mixer != DLINEAR,
+            ("plan", "host", "patch", "head", "dim", "depth", "mlp_ratio", "dropout", "match_parameters"),
+        ),
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "batch_size": 8, "context": 32, "horizon": 12, "patch": 8, "dim": 16,
@@ -113,15 +118,13 @@ class TimeseriesRecipe(Recipe):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TimeseriesRecipe:
-        if self.host == "patch" and self.context % self.patch:
+        if self.mixer != DLINEAR and self.host == "patch" and self.context % self.patch:
             raise wrong("context", f"{self.context} with patch={self.patch}", "a multiple of the patch", "Change one.")
         if self.test_share + self.validation_share >= 1:
             got = f"{self.test_share} with validation_share={self.validation_share}"
             raise wrong("test_share", got, "shares that leave something to train on", "Lower one.")
         if self.mixer == DLINEAR and self.goal == "classes":
             raise wrong("mixer", repr(self.mixer), "a mixer: DLinear forecasts", "Choose another.")
-        if self.mixer == DLINEAR and self.plan is not None:
-            raise wrong("plan", repr(self.plan), f"None: {DLINEAR} has no blocks", "Choose a mixer.")
         return self
 
     @property
