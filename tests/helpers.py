@@ -44,14 +44,18 @@ def visible(batch, m, n, *, mask=None, causal=0, segments=None):
     return see
 
 
-def slow_but(quick, values):
-    """Parameters of a test, all but the quick ones in slow runs alone: they are of the same kinds."""
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)), marks=() if value in quick else pytest.mark.slow
-        )
-        for value in values
-    ]
+def slow_but(quick, values, kinds=None):
+    """Parameters of a test, all but the quick ones in slow runs alone: they are of the same kinds.
+
+    kinds: one value of each kind; the others are tried before a release alone. None: all are tried in slow runs.
+    """
+
+    def marks(value):
+        if value in quick:
+            return ()
+        return pytest.mark.slow if kinds is None or value in kinds else pytest.mark.exhaustive
+
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks(value)) for value in values]
 
 
 def tokens(*shape, seed=0, dtype=torch.float64):

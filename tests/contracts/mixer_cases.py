@@ -111,3 +111,5 @@ CASES = {
     "knn-max": ("knn", {"k": 3, "metric": "euclidean", "aggregate": "max_relative"}),
     "knn-mean": ("knn", {"k": 3, "dilation": 2, "metric": "cosine", "aggregate": "mean"}),
 }
+# The first case of each mixer, and forms whose graphs have little in common with it.
+KINDS = {*{name: case for case, (name, _) in reversed(CASES.items())}.values(), "padre-causal", "pom-decay", "qt-full"}

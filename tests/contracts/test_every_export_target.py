@@ -16,6 +16,7 @@ from tests.contracts.library_cases import HOSTS
 from tests.contracts.mixer_cases import CASES
 from tests.convert.checks import stirred
 from tests.export.web_package import package_in
+from tests.helpers import slow_but
 
 pytestmark = pytest.mark.usefixtures("torchlib_once")
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
@@ -24,6 +25,9 @@ DIM, TOKENS = 12, 12
 RUNTIMES = {"qnn": "onnxruntime_qnn", "openvino": "openvino", "executorch": "executorch.runtime"}
 QUANTISED = ("int8", "qnn")
 SLOW = ("aoti", "executorch", "qnn")
+# Whose graphs have operators of all kinds: each takes some seconds a mode.
+EXPORTED = ("softmax", "padre-2", "padre-causal", "pom", "pom-decay", "qt", "poly_nl", "poly_sa", "linear", "mamba",
+            "gated_delta", "local", "knn")  # fmt: skip
 REFUSED = {("knn", "mask")}  # docs/export/onnx.md says why
 every_target = pytest.mark.parametrize("target", WRITERS)
 
@@ -93,7 +97,7 @@ def test_without_its_libraries_one_line_says_what_to_install(target, options, tm
     assert list(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize("case", slow_but((), CASES, EXPORTED))
 def test_every_mixer_in_every_mode(case, tmp_path):
     """Each mode that a mixer has exports and gives PyTorch's numbers, or `export_graphs` raises."""
     mixer = built(case)

@@ -15,17 +15,18 @@ from polymix import errors, lens
 from polymix.lens.overview import declared
 from polymix.mixers import config_class
 from polymix.models import VisionTransformer
-from tests.contracts.mixer_cases import CASES
+from tests.contracts.mixer_cases import CASES, KINDS
 from tests.helpers import build, close, slow_but, tokens
 from tests.mixers.compiled import graphs
 
-# The graph of a variant teaches little that its mixer's does not: these are traced in every run, the others in slow ones.
+# The graph of a variant teaches little that its mixer's does not: these are traced in every run, one of each mixer in
+# slow ones, and all before a release.
 TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl")
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 
 def traced(cases):
-    return pytest.mark.parametrize("case", slow_but(TRACED, cases))
+    return pytest.mark.parametrize("case", slow_but(TRACED, cases, KINDS))
 
 
 def make(case, dim=12, dtype=torch.float64):
