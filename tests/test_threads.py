@@ -132,7 +132,8 @@ main(["doctor", "--json"])
 
 
 @pytest.mark.parametrize(("stated", "seen"), [
-    ({}, f"{threads.SPIN_COUNT} None"), ({"GOMP_SPINCOUNT": "7"}, "7 None"), ({"OMP_WAIT_POLICY": "active"}, "None active"),
+    ({}, f"{threads.SPIN_COUNT} None"), pytest.param({"GOMP_SPINCOUNT": "7"}, "7 None", marks=pytest.mark.slow),
+    pytest.param({"OMP_WAIT_POLICY": "active"}, "None active", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_command_sets_it_before_pytorch_loads_and_leaves_the_user_s_own(stated, seen):
     """libgomp reads it when it is loaded, and never again."""

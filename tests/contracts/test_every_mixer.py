@@ -25,8 +25,8 @@ TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl")
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 
-def traced(cases):
-    return pytest.mark.parametrize("case", slow_but(TRACED, cases, KINDS))
+def traced(cases, quick=TRACED):
+    return pytest.mark.parametrize("case", slow_but(quick, cases, KINDS))
 
 
 def make(case, dim=12, dtype=torch.float64):
@@ -223,7 +223,7 @@ def test_export_with_a_dynamic_length(case):
     close(program.module()(x), mixer(x), 1e-5)
 
 
-@traced(CASES)
+@traced(CASES, TRACED[:2])
 def test_compile_without_breaks(case):
     """Forward and backward; one graph for every length where the mixer takes any."""
     mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]
@@ -234,7 +234,7 @@ def test_compile_without_breaks(case):
     assert len(set(graphs(mixer, calls, any_length=free))) == 1, "a new length must not compile again"
 
 
-@traced(CASES)
+@traced(CASES, TRACED[:2])
 def test_compile_under_autocast_without_breaks_or_warnings(case, recwarn):
     """PyTorch warns of "silent incorrectness" where a trace meets a cached function, as the choice of kernels had one."""
     mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]
@@ -293,7 +293,7 @@ def test_forward_and_backward_in_a_host(name, class_token):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@every_case
+@pytest.mark.parametrize("case", slow_but(KINDS, CASES))
 def test_its_degree_is_what_it_declares(case):
     name, options = CASES[case]
     if case == "qt-scales":

@@ -19,6 +19,7 @@ from polymix.train.data.sampling import seed_all
 from polymix.train.evaluation import evaluating
 from polymix.train.registry import named_recipe, task_class
 from polymix.train.task import Process
+from tests.helpers import slow_but
 from tests.train.data.picture_files import KINDS, RAMP, write_kinds
 
 WIDER_SUFFIXES = (".png", ".jpg")  # in WIDER FACE's lists
@@ -127,7 +128,7 @@ def samples(part):
         yield [leaf for leaf in tree_leaves(part[place]) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("domain", LAYOUTS)
+@pytest.mark.parametrize("domain", slow_but([domain for domain in LAYOUTS if domain != "instances"], LAYOUTS))
 @pytest.mark.draws
 def test_training_reads_every_kind_as_prediction_does(domain, files, tmp_path):
     pairs = zip(*files, strict=True)

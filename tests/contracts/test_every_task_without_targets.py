@@ -30,6 +30,7 @@ from polymix.domains.segment3d.task import Segment3dTask
 from polymix.domains.timeseries.recipe import TimeseriesRecipe
 from polymix.domains.timeseries.task import TimeseriesTask
 from polymix.train.registry import OWN_RECIPES
+from tests.helpers import slow_but
 
 cure_torchvision()
 CLASSES = 3
@@ -154,7 +155,7 @@ def test_every_domain_is_here():
     assert set(OWN_RECIPES) <= set(TASKS) | EVERY_SAMPLE_HAS_A_TARGET, "say whether its batches can be empty"
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", slow_but([name for name in TASKS if name != "instances"], TASKS))
 def test_a_batch_without_targets_gives_every_weight_a_gradient(name):
     def learning(filled):
         """The loss of a batch, and the weights that get a finite gradient from it."""

@@ -12,6 +12,7 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.parallel import parallelize
 from polymix.parallel.collectives import Processes
 from polymix.parallel.cost import attention_bytes, mixer_bytes
+from tests.helpers import slow_but
 from tests.parallel.group import free_port
 from tests.processes import fork, statuses
 
@@ -64,7 +65,7 @@ def work(rank, world, port, out):
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="untested: bytes between processes, for torch.distributed")
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", slow_but([2], [2, 4]))
 def test_bytes_are_those_counted(world, tmp_path):
     port = free_port()
     assert statuses([fork(work, rank, world, port, tmp_path) for rank in range(world)]) == [0] * world

@@ -18,6 +18,7 @@ from polymix.errors import CapabilityError, OptionError, ParallelError
 from polymix.parallel import alone, guard, mean_loss, shard, stream
 from polymix.parallel.collectives import store_of_all
 from tests.contracts.mixer_cases import CASES as VARIANTS
+from tests.helpers import slow_but
 from tests.parallel.group import join, largest, places
 from tests.processes import fork, statuses
 
@@ -99,8 +100,11 @@ def trained(mesh, kind, lengths):
     return largest(*pairs), 0.0 if kind == "accumulate" else abs(loss - whole.item())
 
 
+KINDS = ("ddp", "fsdp", "accumulate", "checkpoint", "autocast", "compile")
+
+
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "accumulate", "checkpoint", "compile", "autocast"])
+@pytest.mark.parametrize("kind", slow_but(KINDS[:-1], KINDS))
 def test_engines(four, kind, lengths):
     bound = 3e-2 if kind == "autocast" else 1e-12
     for differences in four.call(trained, kind, LENGTHS[lengths]):
@@ -278,8 +282,9 @@ def fails(rank, world, port, out, how):
 
 
 @pytest.mark.parametrize(("how", "said"), [
-    ("raises", "process 1 of 3 failed: ValueError: no such token"), ("gone", "process 1 did not come"),
-    ("late", "process 1 did not come")])  # fmt: skip
+    ("raises", "process 1 of 3 failed: ValueError: no such token"),
+    pytest.param("gone", "process 1 did not come", marks=pytest.mark.slow),
+    pytest.param("late", "process 1 did not come", marks=pytest.mark.slow)])  # fmt: skip
 def test_one_process_that_fails_ends_all_with_its_name(tmp_path, how, said):
     from tests.parallel.group import free_port
 

@@ -88,7 +88,7 @@ def train_tiny(domain, out, options, environment):
 
 @two_processes
 @pytest.mark.parametrize(("domain", "options"), [
-    ("classify", {"mixer": "padre"}),
+    pytest.param("classify", {"mixer": "padre"}, marks=pytest.mark.slow),
     pytest.param("classify", {"mixer": "pom", "accumulate": 2}, marks=pytest.mark.slow),
     pytest.param("generation", {"mixer": "pom"}, marks=pytest.mark.slow),
     pytest.param("satellite", {"mixer": "padre"}, marks=pytest.mark.slow),

@@ -35,8 +35,9 @@ def writes(rank, port, folder, out, settings):
 
 
 @pytest.mark.parametrize("settings", [
-    Settings(temperature=0, max_new_tokens=8), Settings(beams=3, num=2, max_new_tokens=6),
-    Settings(num=2, max_new_tokens=6, seed=3)])  # fmt: skip
+    Settings(num=2, max_new_tokens=6, seed=3),
+    pytest.param(Settings(temperature=0, max_new_tokens=8), marks=pytest.mark.slow),
+    pytest.param(Settings(beams=3, num=2, max_new_tokens=6), marks=pytest.mark.slow)])  # fmt: skip
 def test_two_processes_write_what_one_writes(tmp_path, settings):
     folder = saved(tmp_path / "model", sharp(MIXERS, num_layers=len(MIXERS)))
     expected = generate(*load(folder), LINES, settings)

@@ -85,7 +85,7 @@ def test_accumulators_do_not_grow_with_the_threads(name, threads, monkeypatch):
     assert (sizes[24] - sizes[16]) / 8 <= BLOCKS[name] * block(768), sizes
 
 
-@pytest.mark.parametrize("name", slow_but(("moments", "powers", "qt_pool"), NAMES))
+@pytest.mark.parametrize("name", slow_but(("moments", "powers"), NAMES))
 def test_threads_that_share_an_accumulator_agree_and_repeat_themselves(name, threads):
     """A weight of 4 MiB: twelve threads share eight accumulators, or four."""
     operator, args = case(name, 1600, 1024)

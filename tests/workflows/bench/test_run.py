@@ -62,6 +62,7 @@ def test_every_cell_once_in_order(results):
     assert len(results["ceilings"]) == 1
 
 
+@pytest.mark.slow
 def test_figures_follow_from_what_was_measured(results):
     (roof,) = results["ceilings"]
     for row in results["rows"]:

@@ -129,6 +129,7 @@ def test_a_name_without_weights_converts_the_architecture_and_says_so(run):
     assert polymix.load_pretrained("out")(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
 
 
+@pytest.mark.slow
 def test_weights_from_a_file_with_a_head_of_their_own(run, place):
     model = timm.create_model("test_vit", img_size=32, num_classes=7)
     safetensors.save_file(model.state_dict(), "w.safetensors")

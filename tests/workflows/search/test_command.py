@@ -7,6 +7,7 @@ import torch
 
 from polymix.cli import main
 from polymix.workflows.search import stages
+from tests.helpers import slow_but
 from tests.workflows.search.helpers import bert, fixed_times, gpt2, vit
 
 QUICK = ("--mixers", "qt,pom,keep", "--steps", "4", "--threads", "1")
@@ -90,7 +91,9 @@ def test_text_models_are_searched_on_text(run, tmp_path, model, damage, no_progr
     assert content["damage"] == damage and content["points"]
 
 
-@pytest.mark.parametrize(("words", "size"), [((), (16, 10)), (("--tokens", "24", "--batch", "2"), (2, 24))])
+@pytest.mark.parametrize(
+    ("words", "size"), slow_but([((), (16, 10))], [((), (16, 10)), (("--tokens", "24", "--batch", "2"), (2, 24))])
+)
 def test_an_encoder_is_timed_at_the_tokens_that_are_asked_for(run, tmp_path, monkeypatch, words, size):
     """On short lines attention is so cheap that no mixer would win, whatever the length that a user has in mind."""
     sizes = []
