@@ -11,12 +11,13 @@ SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
 CLASS_CONTROLS = ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
 ANOMALY_CONTROLS = ("auc_naive", "auc_seasonal", "auc_smoothing", "auc_linear", "auc_level", "f1_adjusted_chance")
 CONTROLS = ("dlinear", "linear_floor")
+DEPTHS = ("abs_rel", "delta_1", "rmse", "si_log")
 
 
 def series_controls() -> str:
     """The MASE of the controls that every run of timeseries measures, beside the best and the floor."""
     lines = []
-    for name, data in (("", "each series has its period"), ("/lead", "followers"), ("/electricity", "electricity")):
+    for name, data in (("", "each series has its period"), ("/lead", "followers"), ("/electricity", "electricity"), ("/weather", "weather")):
         rows = measured(f"timeseries{name}")
         if not rows:
             continue
@@ -93,11 +94,18 @@ TABLES: dict[str, Callable[[], str]] = {
     "timeseries-anomalies-controls": lambda: goal_controls("anomalies", "auc", ANOMALY_CONTROLS),
     "timeseries-classes": lambda: default_run("timeseries/classes", ("accuracy", "val_loss")),
     "timeseries-classes-controls": lambda: goal_controls("classes", "accuracy", CLASS_CONTROLS),
+    "timeseries-lead": lambda: default_run("timeseries/lead", SERIES),
+    "timeseries-electricity": lambda: default_run("timeseries/electricity", SERIES),
+    "timeseries-weather": lambda: default_run("timeseries/weather", SERIES),
     "timeseries-vowels": lambda: default_run("timeseries/vowels", ("accuracy", "val_loss")),
     "timeseries-vowels-controls": lambda: goal_controls("vowels", "accuracy", CLASS_CONTROLS),
     "video": lambda: default_run("video", ("accuracy", "val_loss")),
+    "video-collision": lambda: default_run("video/collision", ("accuracy", "val_loss")),
+    "video-hidden": lambda: default_run("video/hidden", ("accuracy", "val_loss")),
+    "video-next": lambda: default_run("video/next", ("psnr", "psnr_copy")),
     "video-stream": video_stream,
     "speech": lambda: default_run("speech", ("wer", "cer")),
     "speech-lengths": speech_lengths,
-    "depth": lambda: default_run("depth", ("abs_rel", "delta_1", "rmse", "si_log")),
+    "depth": lambda: default_run("depth", DEPTHS),
+    "depth-cameras": lambda: default_run("depth/cameras", DEPTHS),
 }

@@ -20,6 +20,7 @@ from polymix.train.distill.stages import Stage
 from polymix.workflows.search import page, stages
 from polymix.workflows.search.damage import Damage
 from tests.attacks.test_files import TRAIN
+from tests.helpers import slow_but
 from tests.processes import fork, silent, statuses
 from tests.workflows.search.helpers import fixed_times
 
@@ -134,8 +135,7 @@ def test_a_killed_run_continues_to_the_same_bits(verb, kills, material, monkeypa
     assert killed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(STAGES))
+@pytest.mark.parametrize("name", slow_but((), STAGES, ("training", "plan")))
 def test_a_search_that_is_killed_in_any_stage_continues_to_the_same_bits(name, monkeypatch, tmp_path):
     """In the first, the middle and the last call of what each stage repeats; before the first, nothing may be there."""
     monkeypatch.chdir(tmp_path)

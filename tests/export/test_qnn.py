@@ -12,6 +12,7 @@ from polymix import errors
 from polymix.cli import main
 from polymix.compat import cure_torchvision
 from polymix.export import hexagon
+from tests.helpers import slow_but
 
 pytest.importorskip("onnxruntime_qnn", reason="untested: Hexagon, for which onnxruntime-qnn is needed (the qnn extra)")
 DIM = 16
@@ -128,10 +129,10 @@ def test_batch_norms_keep_their_numbers_in_the_emulator(tmp_path):
     assert "BatchNormalization" not in compiled["operators"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec", ["padre:degree=3", "pom", "qt", "poly_nl", "poly_sa:grid=16x16", "linear", "softmax", "castling", "sima"]
-)
+SPECS = ("padre:degree=3", "pom", "qt", "poly_nl", "poly_sa:grid=16x16", "linear", "softmax", "castling", "sima")
+
+
+@pytest.mark.parametrize("spec", slow_but((), SPECS, SPECS[:4]))
 def test_every_mixer_of_the_papers_compiles(spec, tmp_path):
     from polymix.export.modes import mixer_graphs
     from polymix.export.write import export_graphs

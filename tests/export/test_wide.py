@@ -9,6 +9,7 @@ import polymix
 from polymix import errors
 from polymix.cli import main
 from polymix.export import wide
+from tests.helpers import slow_but
 
 onnx = pytest.importorskip("onnx", reason="untested: 8 bits, for which onnx is needed (the export extra)")
 DIM = 16
@@ -79,8 +80,14 @@ def test_a_mixer_alone_is_kept_within_the_aims(tmp_path):
     assert "in_16_bits" not in json.loads((tmp_path / "whole/int8/model-report.json").read_text())["a8w8"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["padre", "padre-3", "pom", "qt", "poly_sa", "poly_nl", "linear", "softmax"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        (),
+        ["padre", "padre-3", "pom", "qt", "poly_sa", "poly_nl", "linear", "softmax"],
+        ["padre-3", "pom", "qt", "softmax"],
+    ),
+)
 def test_every_mixer_alone_is_within_the_aims(name, tmp_path):
     pytest.importorskip("onnxruntime", reason="untested: a limit by itself, for which onnxruntime is needed")
     grid = "" if name in ("pom", "qt", "poly_nl", "linear", "softmax") else ":grid=16x16"

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from polymix.errors import CapabilityError, MaskError, OptionError
 from tests.helpers import build, close, plus, tokens
-from tests.mixers.compiled import graphs
 
 FORMS = {
     "gated_delta": ("gated_delta", {"heads": 3}), "kda": ("kda", {"heads": 2}),
@@ -72,14 +71,6 @@ def test_gradients_through_states_and_padding(key):
     assert torch.autograd.gradcheck(run, (0.3 * tokens(2, 7, 12).requires_grad_(),), fast_mode=True)
     mixer(tokens(2, 20, 12)).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in mixer.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", ["gated_delta", "kda"])
-def test_one_graph_serves_every_length(key):
-    """From two chunks on; a single chunk is a number of chunks that PyTorch makes a graph of its own for."""
-    calls = [(tokens(2, n, 12, dtype=torch.float32).requires_grad_(), {}) for n in (20, 50, 33)]
-    assert len(set(graphs(make(key).float(), calls))) == 1, "a new length must not compile again"
 
 
 @pytest.mark.parametrize("name", ["gated_delta", "kda"])
