@@ -26,8 +26,7 @@ RUNTIMES = {"qnn": "onnxruntime_qnn", "openvino": "openvino", "executorch": "exe
 QUANTISED = ("int8", "qnn")
 SLOW = ("aoti", "executorch", "qnn")
 # Whose graphs have operators of all kinds: each takes some seconds a mode.
-EXPORTED = ("softmax", "padre-2", "padre-causal", "pom", "pom-decay", "qt", "poly_nl", "poly_sa", "linear", "mamba",
-            "gated_delta", "local", "knn")  # fmt: skip
+EXPORTED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl", "poly_sa", "linear", "mamba", "knn")
 REFUSED = {("knn", "mask")}  # docs/export/onnx.md says why
 every_target = pytest.mark.parametrize("target", WRITERS)
 

@@ -68,7 +68,7 @@ def test_a_failing_compiler_is_named_and_leaves_no_files(tmp_path, monkeypatch, 
     assert not list((tmp_path / "libraries").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
 def test_the_next_compiler_is_tried(tmp_path, monkeypatch):
     """CC may be clang, which has another OpenMP."""

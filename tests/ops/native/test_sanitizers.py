@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from polymix.ops.native import compile, library
+from tests.helpers import slow_but
 
 LEVEL = next((level for level in ("x86-64-v3", "armv8-a") if level in library.usable_levels()), None)
 # A small budget: threads share accumulators in most cases.
@@ -52,11 +53,12 @@ def run(path, cases):
     return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
 
 
+@pytest.mark.parametrize("count", slow_but((), [800, 3000], [800]))
 @pytest.mark.parametrize("options", [(), ("-DEMULATE_TILES",)], ids=["vectors", "emulated tiles"])
-def test_three_thousand_random_calls(tmp_path, monkeypatch, options):
+def test_random_calls(tmp_path, monkeypatch, options, count):
     """Tiles read and write sixteen rows at once, so also what follows the last one."""
-    result = run(build(tmp_path / "libraries", monkeypatch, *options), 3000)
-    assert result.returncode == 0 and result.stdout.strip() == "3000", result.stderr[-4000:]
+    result = run(build(tmp_path / "libraries", monkeypatch, *options), count)
+    assert result.returncode == 0 and result.stdout.strip() == f"{count}", result.stderr[-4000:]
 
 
 def test_a_planted_error_is_found(tmp_path, monkeypatch):
