@@ -25,8 +25,8 @@ TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl")
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 
-def traced(cases, quick=TRACED):
-    return pytest.mark.parametrize("case", slow_but(quick, cases, KINDS))
+def traced(cases, quick=TRACED, kinds=KINDS):
+    return pytest.mark.parametrize("case", slow_but(quick, cases, kinds))
 
 
 def make(case, dim=12, dtype=torch.float64):
@@ -234,7 +234,7 @@ def test_compile_without_breaks(case):
     assert len(set(graphs(mixer, calls, any_length=free))) == 1, "a new length must not compile again"
 
 
-@traced(CASES, TRACED[:2])
+@traced(CASES, TRACED[:2], TRACED)
 def test_compile_under_autocast_without_breaks_or_warnings(case, recwarn):
     """PyTorch warns of "silent incorrectness" where a trace meets a cached function, as the choice of kernels had one."""
     mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]
