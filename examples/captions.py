@@ -57,8 +57,13 @@ def question(count: int) -> Tensor:
 
 
 def train(model: Any, steps: int, generator: torch.Generator) -> float:
-    """Train on new pictures in each step; returns the last loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    """Train on new pictures in each step; returns the last loss.
+
+    The rate rises and falls: at a constant one some trainings forget all late on, by the rounding of the processor.
+    """
+    rate = 2e-3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     model.train()
     loss = 0.0
     for _ in range(steps):
@@ -69,7 +74,9 @@ def train(model: Any, steps: int, generator: torch.Generator) -> float:
         found = model(input_ids=ids, pixel_values=pictures, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         found.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         loss = found.item()
     return loss
 
