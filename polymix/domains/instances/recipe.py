@@ -33,7 +33,7 @@ class InstancesRecipe(PicturesRecipe):
         ("optimizer", ("adamw",), ("betas",)),
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"steps": 2, "scenes": 8, "test_scenes": 4},
+        "tiny": {"steps": 2, "batch_size": 2, "scenes": 4, "test_scenes": 2},
         # torchvision's references/detection, whose model is the baseline of Poly-NL's Table 1b; 26 epochs of COCO.
         "paper": {
             "mixer": "poly_nl:reduction=4", "backbone": "resnet50", "detector": "published", "image_size": 1344,
