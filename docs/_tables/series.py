@@ -11,13 +11,14 @@ SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
 CLASS_CONTROLS = ("accuracy_majority", "accuracy_nearest", "accuracy_linear")
 ANOMALY_CONTROLS = ("auc_naive", "auc_seasonal", "auc_smoothing", "auc_linear", "auc_level", "f1_adjusted_chance")
 CONTROLS = ("dlinear", "linear_floor")
+DATA = {"": "each series has its period", **{f"/{name}": name for name in ("lead", "electricity", "weather")}}
 DEPTHS = ("abs_rel", "delta_1", "rmse", "si_log")
 
 
 def series_controls() -> str:
     """The MASE of the controls that every run of timeseries measures, beside the best and the floor."""
     lines = []
-    for name, data in (("", "each series has its period"), ("/lead", "followers"), ("/electricity", "electricity"), ("/weather", "weather")):
+    for name, data in DATA.items():
         rows = measured(f"timeseries{name}")
         if not rows:
             continue
