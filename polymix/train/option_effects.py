@@ -28,12 +28,17 @@ def find_idle(recipe: BaseModel, rules: Iterable[Beside]) -> IdleOptionError | N
     """The error about the first option that is set in vain; None: there is none."""
     for other, values, names in rules:
         beside = getattr(recipe, other)
-        for name in () if has_effect(beside, values) else names:
+        if has_effect(beside, values):
+            continue
+        for name in names:
             value = getattr(recipe, name)
             if value != default_of(type(recipe), name):
-                instead = f"another {other}" if values else f"{other} as well"
-                if values and not callable(values):
-                    instead = f"{other}={' or '.join(map(shown, values))}"
                 got = f"{shown(value)} beside {other}={shown(beside)}, where it has no effect"
-                return IdleOptionError(name, got, "it left out", f"Leave it out, or set {instead}.")
+                return IdleOptionError(name, got, "it left out", f"Leave it out, or set {_instead(other, values)}.")
     return None
+
+
+def _instead(other: str, values: Values) -> str:
+    if callable(values):
+        return f"another {other}"
+    return f"{other}={' or '.join(map(shown, values))}" if values else f"{other} as well"

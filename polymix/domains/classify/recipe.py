@@ -146,11 +146,10 @@ class ClassifyRecipe(Recipe):
             raise wrong("patch_size", got, "a divisor of the image size", "Change one of the two.")
         if self.sizes is not None and not self.sizes:
             raise wrong("sizes", repr(self.sizes), "sides in pixels, or None", "Pass sizes=128,160, say.")
-        without = "no host"
         for name, ignored, other, cure in (
             ("milestones", self.schedule == "steps" and not self.milestones, "schedule=steps", "milestones=…"),
             ("stream", self.stream is False and self.looks_again, "augment, crop or interpolation", "stream=True"),
-            ("mixer", self.host is None and self.mixer == KEEP, without, "host=deit_tiny_patch16_224"),
+            ("mixer", self.host is None and self.mixer == KEEP, "no host", "host=deit_tiny_patch16_224"),
         ):
             if ignored:
                 raise wrong(name, f"{getattr(self, name)!r} with {other}", "options that fit", f"Use {cure}.")
