@@ -100,8 +100,7 @@ def load(recipe: DepthRecipe, folder: Path, say: Say) -> DepthData:
     problems = Problems()
     train, test, centre = read(recipe, source, problems)
     problems.settle(say=say)
-    name = NAME if recipe.data is None else str(recipe.data)
-    return DepthData(name, centre, Scenes(train, recipe), Scenes(test, recipe))
+    return DepthData(recipe.data or NAME, centre, Scenes(train, recipe), Scenes(test, recipe))
 
 
 def read(recipe: DepthRecipe, folder: Path, problems: Problems) -> tuple[list[Scene], list[Scene], float]:

@@ -8,17 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polymix.train.option_effects import Beside
-from polymix.train.recipe import (
-    Count,
-    EvaluateEvery,
-    Final,
-    LearningRate,
-    Mixer,
-    Positive,
-    Recipe,
-    Steps,
-    wrong,
-)
+from polymix.train.recipe import Count, EvaluateEvery, Final, LearningRate, Mixer, Positive, Recipe, Steps, wrong
 
 PATCH = 8  # pixels a side of a token, where the recipe does not say
 STAGES = 4  # of DPT and GLPN

@@ -38,9 +38,8 @@ class DepthTask(Task[DepthRecipe, DepthData]):
     """A model of views (B, K, 3, H, W) from -1 to 1 and rays (B, K, N, 6) -> log depth (B, K, H, W)."""
 
     name = "depth"
-    metrics = (
-        Metric("abs_rel", "lower"), Metric("delta_1", "higher", "%"), Metric("rmse", "lower"), Metric("si_log", "lower")
-    )  # fmt: skip
+    metrics = (Metric("abs_rel", "lower"), Metric("delta_1", "higher", "%"), Metric("rmse", "lower"),
+               Metric("si_log", "lower"))  # fmt: skip
     layouts = LAYOUTS
     unit = "scenes"
     predicts: ClassVar[bool] = True
