@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from polymix.domains.detect3d.poses import Pose
 
-INPUTS = 5  # numbers of a point: x, y, z in metres, intensity from 0 to 1, and its age in seconds
+# Numbers of a point: x, y, z in metres, intensity, and its age in seconds. Intensities keep the unit of their data, as in
+# OpenPCDet: in nuScenes they go to 255. Beside metres, shares from 0 to 1 would vanish in the encoder's batch norm.
+INPUTS = 5
 
 
 class Ignored(NamedTuple):

@@ -17,7 +17,7 @@ from polymix.errors import DataError
 from polymix.files import is_file, write_whole
 from polymix.train.data.problems import Problems
 from polymix.train.data.scans.files import read_points
-from polymix.train.data.scans.nuscenes_tables import BRIGHTEST, Tables, root_of, version_of
+from polymix.train.data.scans.nuscenes_tables import Tables, root_of, version_of
 
 # The groups of classes of CenterPoint's head, and of OpenPCDet's for nuScenes; classes go by their order.
 GROUPS = (("car",), ("truck", "construction_vehicle"), ("bus", "trailer"), ("barrier",), ("motorcycle", "bicycle"),
@@ -97,13 +97,13 @@ def frame_of(tables: BoxTables, row: Mapping[str, Any], sweeps: int) -> Frame:
 
 
 def _join(chain: Sequence[tuple[Path, Pose, Pose, float]], pose: Pose) -> Any:
-    """All sweeps in the vehicle's frame of the keyframe: x, y, z, intensity, and age in seconds."""
+    """All sweeps in the vehicle's frame of the keyframe: x, y, z, intensity from 0 to 255, and age in seconds."""
     parts = []
     for path, mount, ego, age in chain:
         raw = read_points(path, 5)
         places = pose.undo(ego.apply(mount.apply(raw[:, :3].astype(numpy.float64))))
         part = numpy.empty((len(raw), INPUTS), dtype=numpy.float32)
-        part[:, :3], part[:, 3], part[:, 4] = places, raw[:, 3] / BRIGHTEST, age
+        part[:, :3], part[:, 3], part[:, 4] = places, raw[:, 3], age
         parts.append(part)
     return numpy.concatenate(parts)
 

@@ -85,13 +85,13 @@ class Detect3dRecipe(ObjectsRecipe):
         (-25.6, -12.8, -1.0, 25.6, 12.8, 3.0),
         description="x, y, z of the low corner and of the high one in metres; x to the front, y to the left",
     )
-    voxel: tuple[float, ...] = Field((0.4, 0.4, 4.0), description="its sides in metres; as high as the space: pillars")
+    voxel: tuple[float, ...] = Field((0.8, 0.8, 4.0), description="its sides in metres; as high as the space: pillars")
     encoder: Counts = Field((32, 32), min_length=1, description="channels over points; the last is DSVT's width")
     heads: Count = Field(4, description="heads of mixers that leave them open")
     hidden: Count = Field(64, description="channels of the MLPs")
     set_size: Count = Field(36, description="voxels of a set")
     blocks: Count = Field(2, description="of DSVT, two layers each")
-    window: tuple[Side, Side] = Field((12, 12), description="in voxels; every second block is shifted by half of it")
+    window: tuple[Side, Side] = Field((16, 16), description="in voxels; every second block is shifted by half of it")
     legacy_positions: bool = Field(
         False, description="DSVT's positions as its code has them: not from the windows of the sets"
     )
@@ -124,7 +124,7 @@ class Detect3dRecipe(ObjectsRecipe):
         min_length=1,
         description="with nms=circle: metres within which a box is dropped; one, or one for each group",
     )
-    question: Streets = "what"
+    question: Streets = "houses"
     scenes: Count = Field(60, description="training drives of the default data, with two keyframes each")
     test_scenes: Count = Field(20, description="its test drives")
 
