@@ -74,6 +74,11 @@ class Domain:
     def title(self) -> str:
         return f"[{self.name}]({self.page})"
 
+    def seeds(self) -> str:
+        """How many runs a mixer has, from the fewest to the most."""
+        counts = sorted({score.runs for score in self.scores.values()})
+        return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
     def what(self) -> str:
         return f"{self.metric.replace('_', ' ')} {'↑' if self.up else '↓'}"
 
@@ -159,8 +164,10 @@ def all_domains() -> tuple[Domain, ...]:
 
 
 def quality() -> str:
-    lines = [(it.title(), it.what(), *(it.cell(it.first(column)) for column in COLUMNS)) for it in all_domains()]
-    return table(("domain", "metric", *(HEADS.get(column, f"`{column}`") for column in COLUMNS)), lines)
+    lines = [
+        (it.title(), it.what(), it.seeds(), *(it.cell(it.first(column)) for column in COLUMNS)) for it in all_domains()
+    ]
+    return table(("domain", "metric", "seeds", *(HEADS.get(column, f"`{column}`") for column in COLUMNS)), lines)
 
 
 def speed() -> str:

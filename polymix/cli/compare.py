@@ -45,7 +45,7 @@ def command(
     epochs: Annotated[
         float | None,
         typer.Option(
-            help="Epochs of each run (default: scenes 6, fashion-mnist 1, otherwise 30; --quick: 2, 0.2 or 8)."
+            help="Epochs of each run (default: scenes 9, fashion-mnist 1, otherwise 30; --quick: 2, 0.2 or 8)."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per mixer (default: 2; --quick: 1).")] = None,

@@ -83,7 +83,7 @@ class Settings:
             if getattr(self, name) is not None:
                 check_int(_FLAGS[name], getattr(self, name), 1)
         if self.epochs is not None:
-            check_number("--epochs", self.epochs, 1e-9, 1e15, "a number above 0", 6)
+            check_number("--epochs", self.epochs, 1e-9, 1e15, "a number above 0", 9)
         check_choice("--dtype", self.dtype, DTYPES)
         for name, usual in (("max_seconds", 10), ("max_gib", 4)):
             check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-300, 1e15, "a number above 0", usual)
