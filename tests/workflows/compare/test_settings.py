@@ -13,7 +13,7 @@ def recipe(**options):
 
 def test_what_depends_on_the_data():
     recipes = [recipe(data=data) for data in (None, "digits", "photos")]
-    assert [(s.image_size, s.patch_size, s.epochs) for s in recipes] == [(16, 4, 6), (8, 2, 30), (32, 4, 30)]
+    assert [(s.image_size, s.patch_size, s.epochs) for s in recipes] == [(16, 4, 9), (8, 2, 30), (32, 4, 30)]
     assert [(s.dim, s.depth, s.heads, s.mlp_ratio) for s in recipes] == [(64, 3, 4, 2.0)] * 3
     assert recipe(epochs=3).epochs == 3 and Settings(data="digits").to_dict()["data"] == "digits"
     assert recipe(quick=True).epochs == 2 and recipe(quick=True, options=("steps=5",)).steps == 5
