@@ -65,11 +65,11 @@ def test_json_and_threads_mean_one_thing():
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ([], (6, 2, (64, 256, 1024, 4096, 16384))),
+    ([], (9, 2, (64, 256, 1024, 4096, 16384))),
     (["--quick"], (2, 1, (64, 256, 1024))),
     (["--quick", "--seeds", "3"], (2, 3, (64, 256, 1024))),
     (["--quick", "--epochs", "20", "--tokens", "32,2048"], (20, 1, (32, 2048))),
-    (["--seeds", "1"], (6, 1, (64, 256, 1024, 4096, 16384))),
+    (["--seeds", "1"], (9, 1, (64, 256, 1024, 4096, 16384))),
 ])  # fmt: skip
 def test_quick_overrides_no_option_that_was_given(monkeypatch, capsys, words, wanted, tmp_path):
     """`--quick --seeds 3` used to run one seed without a word."""
