@@ -1,8 +1,9 @@
 """What the rows of a task's results.json process per second of a processor: training steps and inference.
 
     python benchmarks/task_speeds.py satellite benchmarks/results/tasks/satellite/results.json [--rounds 7]
+        [--set goal=anomalies]
 
-Models of the default recipe with fresh weights and the mixers of the file's rows, on batches of the default data. All
+Models of the default recipe, but for `--set`, with fresh weights and the mixers of the file's rows, on batches of the default data. All
 rows are timed in turn, on one thread, by the processor's time, which other work on the machine changes less than the
 clock's; the median of the rounds counts. A training step is forward, backward and the optimizer. The file is changed
 in place.
@@ -28,11 +29,13 @@ FEW = {
     "jigsaw": {},
     "faces": {"scenes": 16, "test_scenes": 2},
     "segment3d": {"scans": 2, "test_scans": 1},
-    "detect3d": {"scenes": 1, "test_scenes": 1},
+    "detect3d": {"scenes": 6, "test_scenes": 1},
     "video": {"synthetic_train": 64, "synthetic_test": 8},
     "speech": {"synthetic_train": 64, "synthetic_test": 8},
+    "depth": {"synthetic_train": 64, "synthetic_test": 8},
+    "timeseries": {"synthetic_series": 128},
 }
-NOTE = "Speeds: processor time of one thread (`python benchmarks/task_speeds.py {} …`)."
+NOTE = "Speeds: processor time of one thread (`python benchmarks/task_speeds.py {}`)."
 
 
 def calls(task: Task[Any, Any], data: Any) -> tuple[float, dict[str, Callable[[], Any]]]:
@@ -60,10 +63,11 @@ def main() -> None:
     parser.add_argument("task", choices=FEW)
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of the recipe")
     options = parser.parse_args()
     torch.set_num_threads(1)
     content = json.loads(options.results.read_text("utf-8"))
-    recipe = named_recipe(options.task, FEW[options.task])
+    recipe = named_recipe(options.task, {**FEW[options.task], **dict(pair.split("=", 1) for pair in options.set)})
     every: dict[tuple[int, str], Callable[[], Any]] = {}
     sizes: dict[int, float] = {}
     with TemporaryDirectory() as folder:
@@ -78,7 +82,8 @@ def main() -> None:
         content["rows"][place] |= {name: round(sizes[place] / timing.median, 2), "clock": timing.clock}
     for row in content["rows"]:
         print(f"{row['mixer']:<26}{row['training_per_second']:9.2f}{row['inference_per_second']:9.2f} {row['unit']}/s")
-    save({**content, "speeds": NOTE.format(options.task)}, options.results)
+    command = " ".join((options.task, "…", *(f"--set {pair}" for pair in options.set)))
+    save({**content, "speeds": NOTE.format(command)}, options.results)
 
 
 if __name__ == "__main__":

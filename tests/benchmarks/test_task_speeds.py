@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from polymix.errors import OptionError
+
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "benchmarks" / "results" / "tasks"
 
@@ -29,6 +31,19 @@ def test_speeds_take_the_place_of_those_in_the_file(script, tmp_path):
     assert all(0 < row["training_per_second"] < row["inference_per_second"] for row in content["rows"])
     assert content["rows"][0]["metrics"] == {"miou": 0.5} and "processor time" in content["speeds"]
     assert all(row["clock"] == "processor" for row in content["rows"])
+
+
+@pytest.mark.slow
+def test_speeds_are_of_the_options_that_are_set(script, tmp_path):
+    """Else the rows of anomalies would have the speeds of forecasts."""
+    row = {"mixer": "pom", "unit": "windows", "metrics": {}}
+    (tmp_path / "results.json").write_text(json.dumps({"rows": [row]}))
+    options = ["--rounds", "1", "--set", "goal=anomalies", "--set", "dim=8"]
+    script("task_speeds", "timeseries", tmp_path / "results.json", *options)
+    content = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    assert content["rows"][0]["training_per_second"] > 0 and "--set goal=anomalies --set dim=8" in content["speeds"]
+    with pytest.raises(OptionError, match="chance"):
+        script("task_speeds", "timeseries", tmp_path / "results.json", "--set", "chance=1")
 
 
 def test_lines_are_timed_in_several_calls(script, tmp_path):
