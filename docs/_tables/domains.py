@@ -29,39 +29,59 @@ MAIN_METRICS = {
 }  # fmt: skip
 
 
-def measured(task: str) -> dict[str, dict[str, Any]]:
-    """The rows of a task's default run by mixer; none where it has not been measured."""
+def all_runs(task: str) -> dict[str, list[dict[str, Any]]]:
+    """The runs of a task by mixer, those of its file's rows first; none where it has not been measured."""
     name = f"tasks/{task}/results.json"
-    return {row["mixer"]: row for row in load(name)["rows"]} if (RESULTS / name).is_file() else {}
+    if not (RESULTS / name).is_file():
+        return {}
+    content = load(name)
+    runs = {row["mixer"]: [row] for row in content["rows"]}
+    for row in content.get("other_seeds", ()):
+        runs[row["mixer"]].append(row)
+    return runs
 
 
-def over_seeds(task: str, mixer: str, metric: str) -> str:
-    """A metric of the default run in its unit; where a mixer has more seeds, the mean and half the range over them."""
-    content = load(f"tasks/{task}/results.json")
-    runs = [row for row in (*content["rows"], *content.get("other_seeds", ())) if row["mixer"] == mixer]
+def mean(runs: list[dict[str, Any]], metric: str) -> float | None:
+    """Over the seeds; None where one of them has none."""
     values = [run["metrics"].get(metric) for run in runs]
+    return None if None in values else fmean(values)
+
+
+def over_seeds(runs: list[dict[str, Any]], metric: str) -> str:
+    """A metric of a mixer's runs in its unit: the mean, and half the range where there are several."""
     written = percent if runs[0].get("units", {}).get(metric) == "%" else partial(number, digits=3)
-    if len(values) == 1 or None in values:
-        return written(values[0])
-    return f"{written(fmean(values))} ± {written((max(values) - min(values)) / 2)}"
+    whole = written(mean(runs, metric))
+    values = [run["metrics"].get(metric) for run in runs]
+    return whole if len(values) == 1 or None in values else f"{whole} ± {written((max(values) - min(values)) / 2)}"
+
+
+def seeds_of(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A sentence about the number of runs."""
+    counts = sorted({len(its) for its in runs.values()})
+    if counts == [1]:
+        return "One seed."
+    several = " or ".join(str(count) for count in counts if count > 1)
+    without = "; without ±: one seed" if 1 in counts else ""
+    return f"With ±: the mean of {several} seeds and half their range{without}."
 
 
 def default_run(task: str, metrics: tuple[str, ...]) -> str:
     """A row for each mixer of the default run."""
-    rows = measured(task)
-    if not rows:
+    runs = all_runs(task)
+    if not runs:
         return "Not measured yet."
-    unit = {"km2": "km²"}.get(unit := next(iter(rows.values()))["unit"], unit)
+    unit = {"km2": "km²"}.get(unit := next(iter(runs.values()))[0]["unit"], unit)
     lines = []
-    for name, row in rows.items():
+    for name, its in runs.items():
+        row = its[0]
         speeds = [number(row[f"{kind}_per_second"], 1) for kind in ("training", "inference")]
         peak = number(row["peak_bytes"], 0, 2**-20)
-        lines.append((f"`{name}`", *(over_seeds(task, name, key) for key in metrics), row["steps"], *speeds, peak))
+        lines.append((f"`{name}`", *(over_seeds(its, key) for key in metrics), row["steps"], *speeds, peak))
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
     content = load(f"tasks/{task}/results.json")
     speeds = f" {content['speeds']}" if "speeds" in content else ""
-    return f"{content['machine']}.{speeds}\n\n{table(head, lines)}"
+    return f"{seeds_of(runs)} {content['machine']}.{speeds}\n\n{table(head, lines)}"
 
 
 def satellite_tried() -> str:

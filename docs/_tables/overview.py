@@ -12,7 +12,7 @@ from typing import Any
 from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.workflows.compare.verdict import Score, noise, scores
 
-from .domains import MAIN_METRICS, NONE, measured
+from .domains import MAIN_METRICS, NONE, all_runs
 from .figures import load, table
 
 HYBRID = "hybrid"
@@ -108,13 +108,11 @@ def _domain(
 
 def _tasks() -> Iterator[Domain]:
     for task, metric in MAIN_METRICS.items():
-        rows = measured(task)
-        more = load(f"tasks/{task}/results.json").get("other_seeds", []) if rows else []
-        runs = {mixer: [row["metrics"][metric]] for mixer, row in rows.items()}
-        for row in more:
-            runs[row["mixer"]].append(row["metrics"][metric])
+        found = all_runs(task)
+        runs = {mixer: [run["metrics"][metric] for run in its] for mixer, its in found.items()}
         if ATTENTION in runs:  # with which the others are compared
-            up = next(iter(rows.values()))["directions"][metric] == "up"
+            rows = {mixer: its[0] for mixer, its in found.items()}
+            up = rows[ATTENTION]["directions"][metric] == "up"
             speeds = {mixer: row["training_per_second"] for mixer, row in rows.items() if row["training_per_second"]}
             yield _domain(task.replace("/", ", "), f"{task.partition('/')[0]}.md", metric, up, runs, speeds)
 

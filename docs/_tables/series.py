@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .domains import NONE, default_run, measured, number
+from .domains import NONE, all_runs, default_run, mean, number
 from .figures import RESULTS, load, table, where
 
 SERIES = ("mase", "crps", "mae", "mse", "coverage_error")
@@ -19,14 +19,14 @@ def series_controls() -> str:
     """The MASE of the controls that every run of timeseries measures, beside the best and the floor."""
     lines = []
     for name, data in DATA.items():
-        rows = measured(f"timeseries{name}")
-        if not rows:
+        runs = all_runs(f"timeseries{name}")
+        if not runs:
             continue
-        own = next(iter(rows.values()))["metrics"]
-        controls = [number(own[f"mase_{name}"], 3) for name in ("naive", "seasonal", "smoothing", "linear")]
-        mixed = {key: row["metrics"]["mase"] for key, row in rows.items() if key not in CONTROLS}
+        own = next(iter(runs.values()))
+        controls = [number(mean(own, f"mase_{name}"), 3) for name in ("naive", "seasonal", "smoothing", "linear")]
+        mixed = {key: mean(its, "mase") for key, its in runs.items() if key not in CONTROLS}
         best = min(mixed, key=lambda key: mixed[key])
-        others = [number(rows[key]["metrics"]["mase"], 3) if key in rows else NONE for key in CONTROLS]
+        others = [number(mean(runs[key], "mase"), 3) if key in runs else NONE for key in CONTROLS]
         lines.append((data, *controls, *others, f"{mixed[best]:.3f} (`{best}`)"))
     head = ("MASE on", "naive", "seasonal naive", "exponential smoothing", "linear, least squares", "DLinear",
             "`linear_floor`", "best mixer")  # fmt: skip
@@ -35,15 +35,15 @@ def series_controls() -> str:
 
 def goal_controls(goal: str, metric: str, controls: tuple[str, ...]) -> str:
     """The controls that every run of a goal of timeseries measures, beside the best mixer and the floor."""
-    rows = measured(f"timeseries/{goal}")
-    if not rows:
+    runs = all_runs(f"timeseries/{goal}")
+    if not runs:
         return "Not measured yet."
-    own = next(iter(rows.values()))["metrics"]
-    mixed = {key: row["metrics"][metric] for key, row in rows.items() if key not in CONTROLS}
+    own = next(iter(runs.values()))
+    mixed = {key: mean(its, metric) for key, its in runs.items() if key not in CONTROLS}
     best = max(mixed, key=lambda key: mixed[key])
-    others = [number(rows[key]["metrics"][metric], 3) for key in CONTROLS if key in rows]
-    line = (*(number(own[name], 3) for name in controls), *others, f"{mixed[best]:.3f} (`{best}`)")
-    head = (*(f"`{name}`" for name in controls), *(f"`{key}`" for key in CONTROLS if key in rows),
+    others = [number(mean(runs[key], metric), 3) for key in CONTROLS if key in runs]
+    line = (*(number(mean(own, name), 3) for name in controls), *others, f"{mixed[best]:.3f} (`{best}`)")
+    head = (*(f"`{name}`" for name in controls), *(f"`{key}`" for key in CONTROLS if key in runs),
             f"best mixer, {metric}")  # fmt: skip
     return table(head, [line])
 

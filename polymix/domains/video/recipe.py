@@ -44,7 +44,7 @@ class VideoRecipe(Recipe):
     learning_rate: LearningRate = 2e-3
     final: Final = 0.0
     evaluate_every: EvaluateEvery = 200
-    mixer: Mixer = "pom"
+    mixer: Mixer = "pom:rotary=1d"  # without rotations it does not find the sign of a motion
     target: Literal["class", "next_frame"] = Field("class", description="what is predicted of a clip")
     causal: Literal["frame"] | None = Field(
         None,
