@@ -26,6 +26,7 @@ OURS: dict[str, set[float]] = {
     "docs/convert/torchvision.md": {0.72},  # counted
     "docs/domains/depth.md": {2014},  # a year
     "docs/domains/detect.md": {800, 1333},  # pixels
+    "docs/domains/detect3d.md": {255},  # of nuScenes' files
     "docs/domains/faces.md": {16, 406, 640},  # our settings
     "docs/domains/handwriting.md": {16},  # lines
     "docs/domains/instances.md": {16, 26, 800},  # torchvision's reference

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows.compare.verdict import Score, noise, scores
+from polymix.workflows.compare.verdict import Score, scores, uncertainty
 
 from .domains import MAIN_METRICS, NONE, all_runs
 from .figures import load, table
@@ -20,6 +20,7 @@ NO_BLOCK = "none"  # where a mixer is a block beside others, the host without it
 COLUMNS = (ATTENTION, HYBRID, "padre", "pom", "qt", "poly_nl", "poly_sa", FLOOR, NO_BLOCK)
 HEADS = {ATTENTION: "attention", HYBRID: "hybrid", FLOOR: "control", NO_BLOCK: "no block"}
 BETTER, WORSE, NO_BETTER = "▲", "▼", "○"
+SHARES = ("cer_blotted", "wer")  # error rates, judged as accuracies are: near 0 a twentieth of them is nothing
 LANGUAGE = {"pom+local": "pom (1:1 local)"}  # names of language.json and of recall.json as a recipe has them
 RECALL = {
     "pom, k = 2": "pom", "pom, k = 2, then softmax": "pom (1:1)", "local, window 32": "local",
@@ -103,7 +104,7 @@ def _domain(
     }  # fmt: skip
     own = speeds.get(ATTENTION)
     over = {mixer: speed / own for mixer, speed in speeds.items()} if own else {}
-    return Domain(name, page, metric, up, scores(content), over, noise(content))
+    return Domain(name, page, metric, up, scores(content), over, uncertainty(content))
 
 
 def _tasks() -> Iterator[Domain]:
@@ -114,7 +115,9 @@ def _tasks() -> Iterator[Domain]:
             rows = {mixer: its[0] for mixer, its in found.items()}
             up = rows[ATTENTION]["directions"][metric] == "up"
             speeds = {mixer: row["training_per_second"] for mixer, row in rows.items() if row["training_per_second"]}
-            yield _domain(task.replace("/", ", "), f"{task.partition('/')[0]}.md", metric, up, runs, speeds)
+            unit = "%" if metric in SHARES else rows[ATTENTION]["units"][metric]
+            page = f"{task.partition('/')[0]}.md"
+            yield _domain(task.replace("/", ", "), page, metric, up, runs, speeds, unit=unit)
 
 
 def _comparison(name: str, folder: str, page: str) -> Domain:

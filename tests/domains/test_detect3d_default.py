@@ -41,4 +41,3 @@ def test_houses_reach_cars_through_mixers_and_never_without(mixer, data):
                 outwards = (points[:, 1] - box[1]) * box[1].sign()
                 reached.append(bool(gradient[(outwards > AWAY) & (points[:, 2] > 0.3), 3].any()))  # not the ground
     assert len(reached) > 20 and set(reached) == {mixer != "linear_floor"}
-

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from polymix.domains.detect3d.poses import Pose
 
-# Numbers of a point: x, y, z in metres, intensity, and its age in seconds. Intensities keep the unit of their data, as in
-# OpenPCDet: in nuScenes they go to 255. Beside metres, shares from 0 to 1 would vanish in the encoder's batch norm.
+# Numbers of a point: x, y, z in metres, intensity, and its age in seconds. Intensities have the unit of their data, as
+# in OpenPCDet: nuScenes' go to 255. Beside metres, shares from 0 to 1 vanish in the encoder's batch norm.
 INPUTS = 5
 
 

@@ -83,6 +83,14 @@ def noise(content: dict[str, Any]) -> float:
     return max(MIN_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
 
 
+def uncertainty(content: dict[str, Any]) -> float:
+    """The difference in the headline metric up to which nobody is called better: `noise`, or what seeds make.
+
+    That is the widest range over the seeds of any mixer.
+    """
+    return max(noise(content), *(its.high - its.low for its in scores(content).values()))
+
+
 def latencies(content: dict[str, Any], scope: str) -> dict[str, dict[int, float]]:
     """Milliseconds by mixer and token count."""
     table: dict[str, dict[int, float]] = {label: {} for label in labels(content)}
@@ -301,7 +309,7 @@ def _published(config: dict[str, Any], dim: int) -> str:
 
 
 def _accuracy(content: dict[str, Any]) -> list[str]:
-    score, chance = scores(content), noise(content)
+    score, chance = scores(content), uncertainty(content)
     name, more, unit = headline(content)
     if ATTENTION not in score:
         return ["Attention itself diverged in training, so no accuracy can be judged."]
@@ -318,7 +326,8 @@ def _accuracy(content: dict[str, Any]) -> list[str]:
         first = (
             f"Accuracy: attention reaches {metric(reached, unit)}. With {content['data']['test']:,} test samples and "
         )
-        first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance."
+        first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance"
+        first += "." if chance == noise(content) else ": by so much the runs of one mixer differ."
     sentences = [first]
 
     def named(mixers: Sequence[str]) -> str:
@@ -333,7 +342,7 @@ def _accuracy(content: dict[str, Any]) -> list[str]:
         sentences.append(f"Diverged in training (loss became NaN or infinite): {', '.join(diverged)}.")
     enough = 0.0 if content["data"] is None else WELL_TRAINED.get(content["data"]["name"], 0.0)
     undertrained = (more and reached < enough) or content["settings"]["quick"]
-    if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -chance:
+    if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -noise(content):
         sentence = f"A model without any token mixing ({FLOOR}) reaches {metric(score[FLOOR].mean, unit)}. "
         if undertrained:
             sentence += "So attention has not learned to mix in a run this short."

@@ -129,6 +129,17 @@ def test_noise_follows_the_number_of_test_images():
     assert noise(many) == 0.01
 
 
+def test_what_runs_of_one_mixer_differ_by_makes_nobody_clearly_better():
+    """Two standard errors of the test samples alone once called a mixer better whose next seed was worse."""
+    values = {**GOOD, "softmax": [0.94, 0.966, 0.965], "pom": [0.97, 0.975, 0.977], "qt": [0.90, 0.91, 0.91]}
+    content = make({**values, "linear_floor": [0.5] * 3}, speeds(pom=[0.5] * 4, qt=[0.5] * 4), test=10**6)
+    said = answer(content)["sentences"]
+    assert noise(content) == 0.01 and any("below 2.6 points can be chance: by so much the runs" in s for s in said)
+    assert any("Clearly less accurate than attention: qt" in s for s in said)
+    assert not any("Clearly more" in s for s in said)
+    assert good_enough(content) == ["pom"], "a mixer is as accurate within the narrower noise"
+
+
 def test_divergence_is_said_and_disqualifies():
     content = make({**GOOD, "pom": [0.99, None]}, speeds(pom=[0.1] * 4, qt=[0.5] * 4))
     assert "pom" not in scores(content)
