@@ -60,16 +60,16 @@ def find_boxes(model: Any, points: Tensor, recipe: Detect3dRecipe, process: Proc
 
 def draw(model: nn.Module, data: Detect3dData, recipe: Detect3dRecipe, folder: Path, say: Say) -> list[Path]:
     """predictions.png: some test scans from above and in perspective, with boxes; scan.html: the first, to turn."""
-    rows, sets = [], []
+    scenes = []
     for place in spread(len(data.test), SCANS_DRAWN):
         points, true, labels = data.test[place]
         best = reaching(find_boxes(model, points, recipe, Process()), recipe.threshold)
-        rows.append((points, true, best["boxes"]))
-        sets.append({"truth": _boxes(true, labels, data.classes, TRUTH),
-                     "prediction": _boxes(best["boxes"], best["labels"], data.classes, PREDICTION)})  # fmt: skip
+        boxes = {"truth": _boxes(true, labels, data.classes, TRUTH),
+                 "prediction": _boxes(best["boxes"], best["labels"], data.classes, PREDICTION)}  # fmt: skip
+        scenes.append(Scene(points, boxes=boxes))
     path = folder / "predictions.png"
-    draw_scans(path, rows, recipe.space)
-    return [path, *Pages(say).write(folder / "scan.html", Scene(rows[0][0], boxes=sets[0]), "A test scan")]
+    draw_scans(path, scenes, recipe.space)
+    return [path, *Pages(say).write(folder / "scan.html", scenes[0], "A test scan")]
 
 
 def _boxes(boxes: Tensor, labels: Tensor, classes: Sequence[str], colour: str) -> Boxes:
@@ -99,9 +99,10 @@ def predict(
         else:
             kitti.write_labels(folder / f"{name}.txt", frame, objects, data.classes)
         best, picture = reaching(objects, recipe.threshold), folder / f"{name}.png"
-        draw_scans(picture, [(points, None, best["boxes"])], recipe.space)
         boxes = {"prediction": _boxes(best["boxes"], best["labels"], data.classes, PREDICTION)}
-        page = pages.write(folder / f"{name}.html", Scene(points, boxes=boxes), path.name)
+        scene = Scene(points, boxes=boxes)
+        draw_scans(picture, [scene], recipe.space)
+        page = pages.write(folder / f"{name}.html", scene, path.name)
         counts = {name: int((best["labels"] == k).sum()) for k, name in enumerate(data.classes)}
         rows.append({"file": str(path), "answer": said_of(objects, data.classes, recipe.threshold), "objects": counts,
                      "picture": picture.name, "page": page[0].name if page else None,
