@@ -28,7 +28,6 @@ OURS: dict[str, set[float]] = {
     "docs/domains/detect.md": {800, 1333},  # pixels
     "docs/domains/detect3d.md": {255},  # of nuScenes' files
     "docs/domains/faces.md": {16, 406, 640},  # our settings
-    "docs/domains/handwriting.md": {16},  # lines
     "docs/domains/instances.md": {16, 26, 800},  # torchvision's reference
     "docs/domains/satellite.md": {1.657},  # counted
     "docs/domains/speech.md": {4.52, 11.33, 100, 960, 2603.00683},  # of another paper, which is linked there
