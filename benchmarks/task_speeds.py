@@ -3,10 +3,10 @@
     python benchmarks/task_speeds.py satellite benchmarks/results/tasks/satellite/results.json [--rounds 7]
         [--set goal=anomalies]
 
-Models of the default recipe, but for `--set`, with fresh weights and the mixers of the file's rows, on batches of the default data. All
-rows are timed in turn, on one thread, by the processor's time, which other work on the machine changes less than the
-clock's; the median of the rounds counts. A training step is forward, backward and the optimizer. The file is changed
-in place.
+Models of the default recipe, but for `--set`, with fresh weights and the mixers of the file's rows, on batches of the
+default data. All rows are timed in turn, on one thread, by the processor's time, which other work on the machine
+changes less than the clock's; the median of the rounds counts. A training step is forward, backward and the optimizer.
+The file is changed in place.
 """
 
 import argparse
