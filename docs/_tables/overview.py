@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from posixpath import normpath
 from statistics import fmean
 from typing import Any
@@ -33,7 +33,8 @@ PAIRS = 16  # of the sizes of recall.json, the one where most mixers still know 
 class Domain:
     """The runs of a domain's default data.
 
-    scores: by mixer, with its options. speeds: of training, over attention's. chance: the difference that says nothing.
+    scores: by mixer, with its options. speeds: of training, over attention's. chance: the difference between two mixers
+    that says nothing.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Domain:
     up: bool
     scores: dict[str, Score]
     speeds: dict[str, float]
-    chance: float
+    chance: Callable[[str, str], float]
 
     def first(self, column: str) -> str | None:
         """The first mixer of a column of the table."""
@@ -53,7 +54,7 @@ class Domain:
         if mixer == other or mixer not in self.scores or other not in self.scores:
             return 0
         gain = (self.scores[mixer].mean - self.scores[other].mean) * (1 if self.up else -1)
-        return 0 if abs(gain) <= self.chance else 1 if gain > 0 else -1
+        return 0 if abs(gain) <= self.chance(mixer, other) else 1 if gain > 0 else -1
 
     def cell(self, mixer: str | None) -> str:
         """The mean, half the range over the seeds, and how it compares."""
@@ -104,7 +105,7 @@ def _domain(
     }  # fmt: skip
     own = speeds.get(ATTENTION)
     over = {mixer: speed / own for mixer, speed in speeds.items()} if own else {}
-    return Domain(name, page, metric, up, scores(content), over, uncertainty(content))
+    return Domain(name, page, metric, up, scores(content), over, partial(uncertainty, content))
 
 
 def _tasks() -> Iterator[Domain]:

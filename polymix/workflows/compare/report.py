@@ -32,11 +32,11 @@ from polymix.workflows.compare.verdict import (
     headline,
     labels,
     latencies,
+    noise,
     scores,
     slope,
     spelled,
     timed,
-    uncertainty,
 )
 
 _MIN_POINTS = 4  # lengths that a slope is fitted to, at the least
@@ -278,7 +278,7 @@ def pictures(content: dict[str, Any]) -> list[Picture]:
     fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
     if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
         fitted = f"Too few lengths to fit slopes: that needs {_MIN_POINTS} or more, and no --quick."
-    (name, _, unit), chance = headline(content), uncertainty(content)
+    (name, _, unit), chance = headline(content), noise(content)
     points = f"{fixed(chance, 1, 100)} points" if unit == "%" else metric(chance, unit)
     first, margin = f"{spelled(name).capitalize()} against latency", f"Differences below {points} can be chance."
     held = "The most memory that one call holds at once beyond the model and its input, including its output."

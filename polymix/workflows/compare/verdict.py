@@ -83,12 +83,20 @@ def noise(content: dict[str, Any]) -> float:
     return max(MIN_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
 
 
-def uncertainty(content: dict[str, Any]) -> float:
-    """The difference in the headline metric up to which nobody is called better: `noise`, or what seeds make.
+def uncertainty(content: dict[str, Any], one: str, other: str = ATTENTION) -> float:
+    """The difference in the headline metric up to which neither of two mixers is called better.
 
-    That is the widest range over the seeds of any mixer.
+    The range over the seeds of either, and at least `noise` on this many test samples. Of other metrics at least a
+    hundredth of attention's value, or a twentieth where one of the two has one seed.
     """
-    return max(noise(content), *(its.high - its.low for its in scores(content).values()))
+    found = scores(content)
+    pair = found[one], found[other]
+    spread = max(its.high - its.low for its in pair)
+    if content["data"] is not None:
+        return max(noise(content), spread)
+    whole = 1.0 if headline(content).unit == "%" else abs(found[ATTENTION].mean)
+    share = NOISE_OF_ONE_SEED if min(its.runs for its in pair) == 1 else MIN_NOISE
+    return max(share * whole, spread)
 
 
 def latencies(content: dict[str, Any], scope: str) -> dict[str, dict[int, float]]:
@@ -309,7 +317,7 @@ def _published(config: dict[str, Any], dim: int) -> str:
 
 
 def _accuracy(content: dict[str, Any]) -> list[str]:
-    score, chance = scores(content), uncertainty(content)
+    score, chance = scores(content), noise(content)
     name, more, unit = headline(content)
     if ATTENTION not in score:
         return ["Attention itself diverged in training, so no accuracy can be judged."]
@@ -327,22 +335,22 @@ def _accuracy(content: dict[str, Any]) -> list[str]:
             f"Accuracy: attention reaches {metric(reached, unit)}. With {content['data']['test']:,} test samples and "
         )
         first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance"
-        first += "." if chance == noise(content) else ": by so much the runs of one mixer differ."
+        first += ", and so can those that the runs of a mixer have." if score[ATTENTION].runs > 1 else "."
     sentences = [first]
 
     def named(mixers: Sequence[str]) -> str:
         return ", ".join(f"{mixer} ({metric(score[mixer].mean, unit)})" for mixer in mixers)
 
     others = [m for m in score if m not in (ATTENTION, FLOOR)]
-    if below := [m for m in others if sign * (score[m].mean - reached) < -chance]:
+    if below := [m for m in others if sign * (score[m].mean - reached) < -uncertainty(content, m)]:
         sentences.append(f"Clearly less accurate than attention: {named(below)}.")
-    if above := [m for m in others if sign * (score[m].mean - reached) > chance]:
+    if above := [m for m in others if sign * (score[m].mean - reached) > uncertainty(content, m)]:
         sentences.append(f"Clearly more accurate than attention: {named(above)}.")
     if diverged := [m for m in labels(content) if m not in score]:
         sentences.append(f"Diverged in training (loss became NaN or infinite): {', '.join(diverged)}.")
     enough = 0.0 if content["data"] is None else WELL_TRAINED.get(content["data"]["name"], 0.0)
     undertrained = (more and reached < enough) or content["settings"]["quick"]
-    if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -noise(content):
+    if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -chance:
         sentence = f"A model without any token mixing ({FLOOR}) reaches {metric(score[FLOOR].mean, unit)}. "
         if undertrained:
             sentence += "So attention has not learned to mix in a run this short."

@@ -6,7 +6,16 @@ import re
 import pytest
 
 from polymix.numbers import two_figures
-from polymix.workflows.compare.verdict import answer, crossover, good_enough, latencies, noise, scores, slope
+from polymix.workflows.compare.verdict import (
+    answer,
+    crossover,
+    good_enough,
+    latencies,
+    noise,
+    scores,
+    slope,
+    uncertainty,
+)
 from tests.workflows.compare.content import make, row, trained
 
 ATTENTION = [1.0, 2.0, 8.0, 100.0]
@@ -133,8 +142,11 @@ def test_what_runs_of_one_mixer_differ_by_makes_nobody_clearly_better():
     """Two standard errors of the test samples alone once called a mixer better whose next seed was worse."""
     values = {**GOOD, "softmax": [0.94, 0.966, 0.965], "pom": [0.97, 0.975, 0.977], "qt": [0.90, 0.91, 0.91]}
     content = make({**values, "linear_floor": [0.5] * 3}, speeds(pom=[0.5] * 4, qt=[0.5] * 4), test=10**6)
+    assert [uncertainty(content, "pom", other) for other in ("softmax", "qt")] == pytest.approx([0.026, 0.01])
     said = answer(content)["sentences"]
-    assert noise(content) == 0.01 and any("below 2.6 points can be chance: by so much the runs" in s for s in said)
+    assert noise(content) == 0.01 and any(
+        "below 1.0 points can be chance, and so can those that the runs" in s for s in said
+    )
     assert any("Clearly less accurate than attention: qt" in s for s in said)
     assert not any("Clearly more" in s for s in said)
     assert good_enough(content) == ["pom"], "a mixer is as accurate within the narrower noise"
