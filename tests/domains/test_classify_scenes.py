@@ -55,7 +55,7 @@ def test_what_a_comparison_takes_depends_on_the_data():
     for place in (None, "digits", "fashion-mnist", "photos"):
         options = ClassifyRecipe.for_comparison(place, {}, quick=False)
         sizes.append((options["image_size"], options["patch_size"], options["epochs"], options["data"]))
-    assert sizes == [(16, 4, 6, None), (8, 2, 30, None), (28, 4, 1, "fashion-mnist"), (32, 4, 30, "photos")]
+    assert sizes == [(16, 4, 9, None), (8, 2, 30, None), (28, 4, 1, "fashion-mnist"), (32, 4, 30, "photos")]
     assert ClassifyRecipe(default_data="scenes").image_size == 16
     with pytest.raises(OptionError, match=r"`image_size`.*16, the size of the scenes"):
         ClassifyTask(ClassifyRecipe(default_data="scenes", image_size=32)).check()
