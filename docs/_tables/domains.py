@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polymix.numbers import percent
 from polymix.train import published
 
-from .figures import RESULTS, load, table, where
+from .figures import PLUS_MINUS, RESULTS, load, table, where
 
 NONE = "–"
 PASTIS = "polymix train satellite --preset paper --data PASTIS --mixer {}"
@@ -52,7 +52,9 @@ def over_seeds(runs: list[dict[str, Any]], metric: str) -> str:
     written = percent if runs[0].get("units", {}).get(metric) == "%" else partial(number, digits=3)
     whole = written(mean(runs, metric))
     values = [run["metrics"].get(metric) for run in runs]
-    return whole if len(values) == 1 or None in values else f"{whole} ± {written((max(values) - min(values)) / 2)}"
+    if len(values) == 1 or None in values:
+        return whole
+    return f"{whole}{PLUS_MINUS}{written((max(values) - min(values)) / 2)}"
 
 
 def seeds_of(runs: dict[str, list[dict[str, Any]]]) -> str:

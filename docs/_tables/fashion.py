@@ -11,7 +11,7 @@ from polymix.numbers import plural
 from polymix.workflows.compare.tables import reference_tokens
 from polymix.workflows.compare.verdict import gain, latencies, scores
 
-from .figures import RESULTS, load, table, where
+from .figures import PLUS_MINUS, RESULTS, load, table, where
 
 FILE, LAYERS, FLOOR = "pretrained/fashion-mnist.json", 12, "linear_floor"
 WIDE = "pretrained/fashion-mnist-192.json"  # of a teacher of DeiT-Tiny's width, if there is one
@@ -108,7 +108,7 @@ def _layers(plan: str) -> int:
 
 def _share(p: float, count: int) -> str:
     """A share in per cent with the 95 % interval of a binomial."""
-    return f"{100 * p:.1f} ± {196 * math.sqrt(p * (1 - p) / count):.1f}"
+    return f"{100 * p:.1f}{PLUS_MINUS}{196 * math.sqrt(p * (1 - p) / count):.1f}"
 
 
 def compared() -> str:

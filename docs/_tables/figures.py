@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 STUDIES = ("degree-study", "degree-study-roomy")
+PLUS_MINUS = "\u00a0±\u00a0"  # a cell of a table does not break there
 
 
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
@@ -99,7 +100,10 @@ def scenes(folder: str, headline: bool) -> str:
         accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
     seeds = content["settings"]["seeds"]
     lines = [
-        (f"`{mixer}`", f"{fmean(values):.1f}" + (f" ± {(max(values) - min(values)) / 2:.1f}" if seeds > 1 else ""))
+        (
+            f"`{mixer}`",
+            f"{fmean(values):.1f}" + (f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.1f}" if seeds > 1 else ""),
+        )
         for mixer, values in accuracies.items()
     ]
     head = ("mixer", f"accuracy, %, and half the range over {seeds} seeds" if seeds > 1 else "accuracy, %")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from .figures import RESULTS, load, table, where
+from .figures import PLUS_MINUS, RESULTS, load, table, where
 
 FILE = "scaling.json"
 ABSENT = "Not measured yet."
@@ -79,7 +79,7 @@ def _mean(rows: list[Row], name: str) -> float:
 
 def _spread(rows: list[Row], name: str) -> str:
     values = [row[name] for row in rows]
-    return f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
+    return f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
 
 
 TABLES: dict[str, Callable[[], str]] = {
