@@ -20,7 +20,7 @@ import torch
 from saving import save
 
 from polymix.measure import in_turn
-from polymix.train.registry import named_recipe, task_class
+from polymix.train.registry import named_recipe, options_of, task_class
 from polymix.train.task import Task
 
 FEW = {
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     content = json.loads(options.results.read_text("utf-8"))
-    recipe = named_recipe(options.task, {**FEW[options.task], **dict(pair.split("=", 1) for pair in options.set)})
+    recipe = named_recipe(options.task, {**FEW[options.task], **options_of(options.set, {})})
     every: dict[tuple[int, str], Callable[[], Any]] = {}
     sizes: dict[int, float] = {}
     with TemporaryDirectory() as folder:

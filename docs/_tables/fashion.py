@@ -118,7 +118,7 @@ def compared() -> str:
     alone, host = (latencies(content, scope) for scope in ("alone", "host"))
     tokens, lines = reference_tokens(content), []
     for mixer, score in scores(content).items():
-        half = [f"{50 * (score.high - score.low):.1f}"] if seeds > 1 else []
+        half = [f"{50 * score.range:.1f}"] if seeds > 1 else []
         size = next(row["parameters"] for row in content["rows"] if row["mixer"] == mixer)
         gains = (gain(times, mixer, tokens) for times in (alone, host))
         cells = ("–" if value is None else f"{value:.3g} ×" for value in gains)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +30,11 @@ def load(name: str) -> dict[str, Any]:
 def where(machine: dict[str, Any]) -> str:
     threads = machine["threads"]
     return f"{machine['cpu']}, {threads} thread{'s' * (threads != 1)}, torch {machine['torch']}"
+
+
+def spread(values: Collection[float], digits: int) -> str:
+    """± half of their range, to stand behind their mean; nothing for a single one."""
+    return f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
 
 
 def sentence(text: str) -> str:
@@ -99,13 +104,7 @@ def scenes(folder: str, headline: bool) -> str:
     for row in content["rows"]:
         accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
     seeds = content["settings"]["seeds"]
-    lines = [
-        (
-            f"`{mixer}`",
-            f"{fmean(values):.1f}" + (f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.1f}" if seeds > 1 else ""),
-        )
-        for mixer, values in accuracies.items()
-    ]
+    lines = [(f"`{mixer}`", f"{fmean(values):.1f}{spread(values, 1)}") for mixer, values in accuracies.items()]
     head = ("mixer", f"accuracy, %, and half the range over {seeds} seeds" if seeds > 1 else "accuracy, %")
     answer = f" {content['answer']['headline']}" if headline else ""
     return f"{where(content['machine'])}.{answer}\n\n{table(head, lines)}"

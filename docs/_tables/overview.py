@@ -13,7 +13,7 @@ from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.workflows.compare.verdict import Score, scores, uncertainty
 
 from .domains import MAIN_METRICS, NONE, all_runs
-from .figures import PLUS_MINUS, load, table
+from .figures import load, spread, table
 
 HYBRID = "hybrid"
 NO_BLOCK = "none"  # where a mixer is a block beside others, the host without it
@@ -62,8 +62,8 @@ class Domain:
             return NONE
         score = self.scores[mixer]
         digits = 1 if abs(score.mean) >= 10 else 3
-        spread = f"{PLUS_MINUS}{(score.high - score.low) / 2:.{digits}f}" if score.runs > 1 else ""
-        return f"{score.mean:.{digits}f}{spread}{self.marks(mixer)}"
+        ends = (score.low, score.high) if score.runs > 1 else ()
+        return f"{score.mean:.{digits}f}{spread(ends, digits)}{self.marks(mixer)}"
 
     def marks(self, mixer: str) -> str:
         against = {1: f" {BETTER}", 0: "", -1: f" {WORSE}"}[self.ahead(mixer, ATTENTION)]

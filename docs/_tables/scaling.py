@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from .figures import PLUS_MINUS, RESULTS, load, table, where
+from .figures import RESULTS, load, spread, table, where
 
 FILE = "scaling.json"
 ABSENT = "Not measured yet."
@@ -78,8 +78,7 @@ def _mean(rows: list[Row], name: str) -> float:
 
 
 def _spread(rows: list[Row], name: str) -> str:
-    values = [row[name] for row in rows]
-    return f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
+    return spread([row[name] for row in rows], 3)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -33,6 +33,11 @@ class Score:
     high: float
     runs: int
 
+    @property
+    def range(self) -> float:
+        """From the lowest to the highest of the seeds."""
+        return self.high - self.low
+
 
 class Headline(NamedTuple):
     """The first metric of the rows, whether more of it is better, and its unit."""
@@ -74,11 +79,9 @@ def noise(content: dict[str, Any]) -> float:
     score = scores(content).get(ATTENTION)
     if score is None:
         return MIN_NOISE
-    whole = 1.0 if headline(content).unit == "%" else abs(score.mean)
-    if content["data"] is None and score.runs == 1:
-        return NOISE_OF_ONE_SEED * whole
     if content["data"] is None:
-        return max(MIN_NOISE * whole, *(its.high - its.low for its in scores(content).values()))
+        least = _least_noise(content, score, score.runs)
+        return least if score.runs == 1 else max(least, *(its.range for its in scores(content).values()))
     p = min(max(score.mean, 0.5 / content["data"]["test"]), 1 - 0.5 / content["data"]["test"])
     return max(MIN_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
 
@@ -91,12 +94,17 @@ def uncertainty(content: dict[str, Any], one: str, other: str = ATTENTION) -> fl
     """
     found = scores(content)
     pair = found[one], found[other]
-    spread = max(its.high - its.low for its in pair)
     if content["data"] is not None:
-        return max(noise(content), spread)
-    whole = 1.0 if headline(content).unit == "%" else abs(found[ATTENTION].mean)
-    share = NOISE_OF_ONE_SEED if min(its.runs for its in pair) == 1 else MIN_NOISE
-    return max(share * whole, spread)
+        least = noise(content)
+    else:
+        least = _least_noise(content, found[ATTENTION], min(its.runs for its in pair))
+    return max(least, *(its.range for its in pair))
+
+
+def _least_noise(content: dict[str, Any], attention: Score, runs: int) -> float:
+    """Where the number of test samples is unknown: a share of attention's value, of accuracies one of 1."""
+    whole = 1.0 if headline(content).unit == "%" else abs(attention.mean)
+    return (NOISE_OF_ONE_SEED if runs == 1 else MIN_NOISE) * whole
 
 
 def latencies(content: dict[str, Any], scope: str) -> dict[str, dict[int, float]]:
