@@ -94,7 +94,7 @@ def test_tables_have_the_mean_of_the_seeds_by_size(monkeypatch, tmp_path):
     assert scaling.setting().startswith("1 to 2 seeds of each; ± is half of the range over them. A card, torch 2.11, ")
     assert scaling.text().splitlines() == ["| mixer | 4.0 M in layers, 4.2 M in all |", "| --- | --- |",
                                            "| pom | 3.000 (1.500) |"]  # fmt: skip
-    assert scaling.pictures().splitlines()[-1] == "| pom | 0.550 ± 0.050 (85.0 %) |"
+    assert scaling.pictures().splitlines()[-1] == f"| pom | 0.550{figures.PLUS_MINUS}0.050 (85.0 %) |"
 
 
 def test_models_of_a_size_have_as_many_parameters(script, monkeypatch, tmp_path):
