@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polymix.measure import Stopwatch
 from polymix.train.averages import averaged
+from polymix.train.counted import CountedTask, over
 from polymix.train.data.sampling import Slices, number, seed_all
 from polymix.train.evaluation import Row, Selection, evaluating
 from polymix.train.place import Place, slices_of
@@ -28,10 +29,14 @@ class Learner(nn.Module):
 
     def __init__(self, task: Task[Any, Any], model: nn.Module, alike: int = 1) -> None:
         super().__init__()
-        self.task, self.model, self.alike = task, model, alike
+        self.task: Any = task
+        self.model, self.alike = model, alike
 
-    def forward(self, batch: Any) -> Tensor:
-        return self.task.loss(self.model, batch) / self.alike
+    def forward(self, batch: Any, counts: Tensor | None = None) -> Tensor:
+        """counts: of a `CountedTask`, the mean over the slices of the step."""
+        if counts is None:
+            return self.task.loss(self.model, batch) / self.alike
+        return over(self.task.sums(self.model, batch), counts) / self.alike
 
 
 @dataclass
@@ -116,7 +121,7 @@ def fit(
         with place.autocast(), evaluating(best):
             task.prepare(best, data, step)
 
-    def gradients(parts: list[Any], attempt: int) -> Tensor:
+    def gradients(parts: list[Any], counts: Tensor | None, attempt: int) -> Tensor:
         """Leave the clipped gradient of the step's mean loss in the parameters; returns this process's share of it."""
         optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=place.device)
@@ -124,7 +129,7 @@ def fit(
             seed_all(number(recipe.seed, "step", step, which, attempt))
             with place.unsynchronised(learner, turn + 1 < shares):
                 with place.autocast():
-                    value = learner(batch)
+                    value = learner(batch, counts)
                 place.scaler.scale(value * place.shares / shares).backward()  # averaged over all
             loss += value.detach() / slices.total
         place.scaler.unscale_(optimizer)
@@ -146,19 +151,22 @@ def fit(
     while step < recipe.steps:
         model.train()
         task.advance(model, step)
-        parts = []
+        wholes, counts = [], None
         for which in slices.mine:
             batch = place.move(next(batches))
             seed_all(number(recipe.seed, "augment", step, which))
-            parts.append(place.local(task, task.augmented(batch)))
+            wholes.append(task.augmented(batch))
+        if isinstance(task, CountedTask):
+            counts = place.mean([task.counts(model, batch) for batch in wholes], slices.total)
+        parts = [place.local(task, batch) for batch in wholes]
         numbers["learning_rate"] = optimizer.param_groups[0]["lr"]
         if place.scaler.is_enabled():
-            gradients(parts, 0)
+            gradients(parts, counts, 0)
             place.scaler.step(optimizer)
             place.scaler.update()
         else:
             attempts = iter(range(1 << 30))  # an optimizer may ask for the gradient at another place too
-            optimizer.step(lambda: gradients(parts, next(attempts)))  # type: ignore[arg-type, return-value]  # noqa: B023
+            optimizer.step(lambda: gradients(parts, counts, next(attempts)))  # type: ignore[arg-type, return-value]  # noqa: B023
         schedule.step()
         step += 1
         if average is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -202,3 +202,7 @@ class Place:
         if self.world > 1:
             distributed.all_reduce(value)
         return value
+
+    def mean(self, values: Sequence[Tensor], slices: int) -> Tensor:
+        """The mean over all slices of a step, of which this process has `values`."""
+        return self.total(torch.stack([*values]).sum(0)) / (self.shares * slices)

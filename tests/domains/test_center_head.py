@@ -7,7 +7,8 @@ import torch
 
 from polymix.domains.detect3d.center_head import (
     CenterHead,
-    center_loss,
+    center_counts,
+    center_losses,
     center_targets,
     decode,
     peak_radius,
@@ -20,6 +21,7 @@ from polymix.domains.detect3d.recipe import Detect3dRecipe
 from polymix.domains.detect3d.rotated import circle_nms
 from polymix.domains.detect3d.task import Detect3dTask
 from polymix.errors import OptionError
+from polymix.train.counted import over
 from tests.helpers import Golden, close
 
 GOLDEN = Golden("hosts/center_point")
@@ -37,12 +39,14 @@ def run():
     place = (sum(HEAD["groups"]), EXTENT, HEAD["stride"], True)
     targets = [center_targets(inputs[f"boxes{i}"], inputs[f"labels{i}"], *place) for i in (0, 1)]
     output = head(x)
-    # `center_loss` computes in float32 whatever the type: as float64 it is compared to rounding.
+    # `center_losses` computes in float32 whatever the type: as float64 it is compared to rounding.
     float_, torch.Tensor.float = torch.Tensor.float, torch.Tensor.double
     try:
-        loss = center_loss(output, targets, head.group_of)
+        sums = center_losses(output, targets, head.group_of)
     finally:
         torch.Tensor.float = float_
+    scans = [(inputs[f"boxes{i}"], inputs[f"labels{i}"]) for i in (0, 1)]
+    loss = over(sums, center_counts(scans, EXTENT, HEAD["stride"], head.group_of))
     loss.backward()
     return head, x, output, targets, loss
 
@@ -74,12 +78,23 @@ def test_each_group_is_divided_by_its_own_objects(run):
         close(parameter.grad, theirs[name], 1e-5)
 
 
+def test_two_objects_on_one_cell_are_one_centre_and_two_boxes():
+    """As the heat map has them; boxes outside the map are neither."""
+    x, y = EXTENT.low[0] + 1.0, EXTENT.low[1] + 1.0
+    boxes = torch.ones(4, 9)
+    boxes[:, :2] = torch.tensor([[x, y], [x + 0.01, y], [x, y], [x - 9, y]])
+    labels = torch.tensor([0, 0, 1, 2])
+    assert center_counts([(boxes, labels)], EXTENT, 2, (0, 0, 1)).tolist() == [2, 0, 3, 0]
+    heat = center_targets(boxes, labels, 3, EXTENT, 2)[0]
+    assert (heat == 1).sum((1, 2)).tolist() == [1, 1, 0]
+
+
 def test_a_group_without_objects_counts_and_is_finite():
     """Its heat maps must fall everywhere; the count is at least one."""
     empty = (torch.zeros(0, 9), torch.zeros(0, dtype=torch.int64))
     targets = [center_targets(*empty, 3, EXTENT, 2)]
     output = {"heat": torch.zeros(1, 3, 16, 20), "boxes": torch.zeros(1, 2, 10, 16, 20)}
-    loss = center_loss(output, targets, (0, 0, 1))
+    loss = over(center_losses(output, targets, (0, 0, 1)), center_counts([empty], EXTENT, 2, (0, 0, 1)))
     torch.testing.assert_close(loss, torch.tensor(3 * 320 * 0.25 * math.log(2)))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from polymix.cli import main
 from polymix.domains.detect.dense import DenseDetector
-from polymix.domains.detect.losses import assign, dense_loss
+from polymix.domains.detect.losses import assign, dense_losses
 from polymix.domains.detect.metrics import choose
 from polymix.domains.detect.recipe import DetectRecipe
 from polymix.domains.detect.task import DetectTask
@@ -143,14 +143,14 @@ def test_the_loss_falls_to_the_truth_and_leaves_crowds_out():
     logits, found = torch.full((1, 16, 2), -12.0), boxes[:1].expand(1, 16, 4)
     which = assign(centres, boxes[:1], 8)
     logits[0, which == 0, 1] = 12.0
-    best = dense_loss(logits, found, centres, 8, [target])
+    best = dense_losses(logits, found, centres, 8, [target])
     assert best < 1e-3
     logits[0, 15] = 12.0  # inside the crowd
-    assert torch.equal(dense_loss(logits, found, centres, 8, [target]), best)
+    assert torch.equal(dense_losses(logits, found, centres, 8, [target]), best)
     logits[0, 3] = 12.0
-    assert dense_loss(logits, found, centres, 8, [target]) > 1
+    assert dense_losses(logits, found, centres, 8, [target]) > 1
     none = {"boxes": boxes[:0], "labels": torch.zeros(0).long(), "iscrowd": torch.zeros(0).bool()}
-    assert dense_loss(logits, found, centres, 8, [none]).isfinite()
+    assert dense_losses(logits, found, centres, 8, [none]).isfinite()
 
 
 def test_choose_drops_the_weaker_of_two_boxes_of_a_class():

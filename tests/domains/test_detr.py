@@ -8,10 +8,11 @@ import torch
 
 from polymix.compat import cure_torchvision
 from polymix.domains.detect import task
-from polymix.domains.detect.detr import detr_loss, find_objects, inputs
+from polymix.domains.detect.detr import detr_counts, detr_losses, find_objects, inputs
 from polymix.domains.detect.recipe import DetectRecipe
 from polymix.domains.detect.task import DetectTask
 from polymix.errors import CapabilityError, OptionError
+from polymix.train.counted import over
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from tests.domains.box_files import write_coco
@@ -111,7 +112,7 @@ def test_mixers_of_the_decoder_train(host, decoder, cross):
     boxes = torch.tensor([[4.0, 8, 24, 32]])
     target = {"boxes": boxes, "labels": torch.tensor([1]), "iscrowd": torch.tensor([False]),
               "size": torch.tensor([64, 48])}  # fmt: skip
-    detr_loss(model, images, [target, {**target, "size": torch.tensor([40, 64])}]).backward()
+    detr_losses(model, images, [target, {**target, "size": torch.tensor([40, 64])}]).sum().backward()
     for name in ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"):
         moved = [p.grad is not None and bool(p.grad.abs().sum() > 0)
                  for p in model.model.get_submodule(name).parameters()]  # fmt: skip
@@ -154,10 +155,15 @@ def test_the_loss_has_a_term_after_every_layer_and_leaves_crowds_out():
               "size": torch.tensor([64, 32])}  # fmt: skip
     alone = {**target, "boxes": boxes[:1], "labels": torch.tensor([1]), "iscrowd": torch.tensor([False])}
     with torch.no_grad():
-        whole = detr_loss(model, images, [target])
-        assert torch.equal(whole, detr_loss(model, images, [alone]))
+        whole = detr_losses(model, images, [target])
+        assert torch.equal(whole, detr_losses(model, images, [alone]))
+        assert torch.equal(detr_counts(model, [target]), detr_counts(model, [alone]))
+        box = torch.tensor([[14 / 32, 20 / 64, 20 / 32, 24 / 64]])
+        labels = [{"boxes": box, "class_labels": alone["labels"]}]
+        published = model(**inputs(images, target["size"][None]), labels=labels).loss
+        torch.testing.assert_close(over(whole, detr_counts(model, [target])), published)
         model.config.auxiliary_loss = False
-        assert 0 < detr_loss(model, images, [target]) < whole
+        assert (whole > (last := detr_losses(model, images, [target]))).all() and (last > 0).all()
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "padre", "pom", "qt"])

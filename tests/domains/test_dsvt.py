@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polymix.domains.detect3d.center_head import center_loss, center_targets, decode, peak_radius
+from polymix.domains.detect3d.center_head import center_losses, center_targets, decode, peak_radius
 from polymix.domains.detect3d.center_point import CenterPoint
 from polymix.domains.detect3d.dsvt import DSVT, AttentionPool, SetMixer, cut_sets, windows_of
 from polymix.domains.detect3d.extent import Extent
@@ -303,11 +303,11 @@ def test_what_the_head_should_say_is_decoded_to_the_same_boxes():
     (row,) = decode(found, (0, 1), extent, 1, least=0.99)
     order = row["labels"].argsort()
     torch.testing.assert_close(row["boxes"][order], boxes[:2], atol=1e-5, rtol=0)
-    perfect = center_loss(found, targets[:1], (0, 1))
-    assert 0 < perfect < 0.2 < center_loss({**found, "boxes": found["boxes"] + 1}, targets[:1], (0, 1))
+    perfect = center_losses(found, targets[:1], (0, 1)).sum()
+    assert 0 < perfect < 0.2 < center_losses({**found, "boxes": found["boxes"] + 1}, targets[:1], (0, 1)).sum()
     unknown = (*targets[0][:2], targets[0][2].clone(), targets[0][3])
     unknown[2][:, 8:] = math.nan
-    assert center_loss({**found, "boxes": found["boxes"] * 1}, [unknown], (0, 1)).isfinite()
+    assert center_losses({**found, "boxes": found["boxes"] * 1}, [unknown], (0, 1)).isfinite().all()
 
 
 def test_the_detector_learns_and_refuses():
@@ -319,7 +319,7 @@ def test_the_detector_learns_and_refuses():
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     losses = []
     for _ in range(8):
-        loss = center_loss(model(points, offsets), targets, model.head.group_of)
+        loss = center_losses(model(points, offsets), targets, model.head.group_of).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -204,11 +204,11 @@ def test_a_recipe_leaves_the_accuracy_of_each_size_and_is_resumed_to_the_same_nu
     class Stopped(Exception):
         pass
 
-    def stop(self, batch):
+    def stop(self, batch, counts):
         steps.append(batch)
         if len(steps) == 5:
             raise Stopped
-        return own(self, batch)
+        return own(self, batch, counts)
 
     own, steps = Learner.forward, []
     with pytest.MonkeyPatch.context() as patch:

@@ -18,8 +18,7 @@ from polymix.domains.segment.metrics import confusion_of, predict_picture
 from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.task import SegmentTask, polynomial
 from polymix.errors import DataError, OptionError
-from polymix.train.data.label_maps import pixel_loss, windows
-from polymix.train.data.sampling import Slices
+from polymix.train.data.label_maps import pixel_losses, windows
 from polymix.train.rows import check_rows
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
@@ -43,8 +42,8 @@ def test_the_loss_leaves_ignored_pixels_out():
     labels = torch.randint(3, (2, 4, 4), generator=torch.Generator().manual_seed(1))
     labels[0] = 255
     expected = nn.functional.cross_entropy(logits[1:], labels[1:])
-    assert torch.allclose(pixel_loss(logits, labels, 255), expected)
-    assert pixel_loss(logits, torch.full_like(labels, 255), 255) == 0
+    assert torch.allclose(pixel_losses(logits, labels, 255) / 16, expected)
+    assert pixel_losses(logits, torch.full_like(labels, 255), 255) == 0
 
 
 def sample(height=20, width=30):
@@ -162,7 +161,7 @@ def test_hosts_take_mixers_and_learn(host, mixer, plan):
     model = build(recipe, 5).train()
     images, labels = torch.randn(2, 3, 64, 64), torch.randint(5, (2, 64, 64))
     assert model(images).shape == (2, 5, 64, 64)
-    pixel_loss(model(images), labels, 255).backward()
+    pixel_losses(model(images), labels, 255).backward()
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
     kinds = {type(module).__name__ for module in model.modules()}
     mixers = {module.name for module in model.modules() if isinstance(module, TokenMixer)}
@@ -218,19 +217,6 @@ def test_a_converted_segformer_is_where_a_run_starts(tmp_path):
 def test_options_that_contradict_are_refused_before_any_work(options, named):
     with pytest.raises(OptionError, match=named):
         SegmentTask(SegmentRecipe(**options)).check()
-
-
-def test_pixels_of_a_step_count_alike_in_all_its_slices(tmp_path):
-    """Slices with different numbers of ignored pixels: the mean of their weighted losses is that of the whole batch."""
-    task = SegmentTask(SegmentRecipe.tiny().changed(accumulate=2))
-    data = task.load(tmp_path)
-    model = task.build(data).eval()
-    whole = next(task.batches(data, Slices()))
-    parts = [part for part, _ in zip(task.batches(data, Slices(total=2)), range(2), strict=False)]
-    counts = [int((part[1] != 255).sum()) for part in parts]
-    assert counts[0] != counts[1] and sum(counts) == int((whole[1] != 255).sum())
-    shares = torch.stack([task.loss(model, part) for part in parts])
-    assert torch.allclose(shares.mean(), task.loss(model, whole), rtol=1e-5)
 
 
 # Sliding windows

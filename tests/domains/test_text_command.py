@@ -89,11 +89,11 @@ def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
     arguments, out = written
     own, steps = Learner.forward, []
 
-    def stop(self, batch):
+    def stop(self, batch, counts):
         steps.append(batch)
         if len(steps) == 6:
             raise KeyboardInterrupt
-        return own(self, batch)
+        return own(self, batch, counts)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "forward", stop)

@@ -45,14 +45,14 @@ def stopped(monkeypatch, step, run, error, harm=None):
     """A run in which something happens at the loss of a step."""
     own, slices = Learner.forward, []
 
-    def forward(self, batch):
+    def forward(self, batch, counts):
         slices.append(batch)
         now = self.task.slices.step + (len(slices) - 1) // len(self.task.slices.mine) + 1
         if now == step:
             if harm is None:
                 raise error
-            return harm(own(self, batch))
-        return own(self, batch)
+            return harm(own(self, batch, counts))
+        return own(self, batch, counts)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "forward", forward)

@@ -36,11 +36,11 @@ def run(folder, out, options, environment, dies_at):
     os.environ.update(environment)
     own, slices = Learner.forward, []
 
-    def forward(self, batch):
+    def forward(self, batch, counts):
         slices.append(batch)
         if dies_at is not None and len(slices) > dies_at * len(self.task.slices.mine):
             os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, batch)
+        return own(self, batch, counts)
 
     Learner.forward = forward
     recipe = TextRecipe.make({**OPTIONS, "data": str(folder / "texts"), **options})

@@ -124,11 +124,11 @@ def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
     whole, out, own = toy.parent / "whole", toy.parent / "out", Learner.forward
     calls = []
 
-    def stop(self, batch):
+    def stop(self, batch, counts):
         calls.append(batch)
         if len(calls) == 2 * step:  # a step has two slices
             raise KeyboardInterrupt
-        return own(self, batch)
+        return own(self, batch, counts)
 
     assert run(capsys, toy, "--out", whole, *options)[0] == 0
     with monkeypatch.context() as patch:

@@ -179,16 +179,29 @@ def inputs(images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
     return {"pixel_values": (images.float() / 255 - mean) / std * mask[:, None], "pixel_mask": mask.long()}
 
 
-def detr_loss(model: Any, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Hungarian matching, then classes, L1 and GIoU with weights 1, 5 and 2, after each decoder layer; no crowds."""
+def detr_counts(model: Any, targets: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """What `detr_losses` are divided by, without padding: the weights of the queries' classes, and the boxes."""
+    boxes = torch.stack([(~target["iscrowd"]).sum() for target in targets])
+    if model.config.model_type != "detr":  # focal losses, as published, per box
+        return boxes.sum().expand(2)
+    queries = model.config.num_queries
+    matched = boxes.clamp_max(queries).sum()
+    weights = matched + model.config.eos_coefficient * (queries * len(targets) - matched)
+    return torch.stack((weights, boxes.sum().to(weights)))
+
+
+def detr_losses(model: Any, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Hungarian matching, then the sums of classes, and of L1 and GIoU with weights 5 and 2, over decoder layers."""
     labels = []
     for target in targets:
         boxes, size = target["boxes"][~target["iscrowd"]], target["size"].flip(0).repeat(2).to(target["boxes"])
         middle, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
         labels.append({"boxes": torch.cat((middle, sides), 1) / size,
                        "class_labels": target["labels"][~target["iscrowd"]]})  # fmt: skip
-    loss: Tensor = model(**inputs(images, torch.stack([t["size"] for t in targets])), labels=labels).loss
-    return loss
+    output = model(**inputs(images, torch.stack([t["size"] for t in targets])), labels=labels)
+    classes = sum(value for name, value in output.loss_dict.items() if name.startswith("loss_ce"))
+    own = detr_counts(model, targets)
+    return torch.stack((classes, output.loss - classes)) * own.where(own > 0, 1)
 
 
 def find_objects(model: Any, images: Tensor, sizes: Tensor) -> list[dict[str, Tensor]]:

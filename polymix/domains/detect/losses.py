@@ -31,34 +31,37 @@ def assign(centres: Tensor, boxes: Tensor, stride: int) -> Tensor:
     return torch.where(mine.any(1), smallest, -1)
 
 
-def dense_loss(
+def responsible(centres: Tensor, stride: int, targets: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+    """`assign` for each picture. Crowds are no targets."""
+    return [assign(centres, target["boxes"][~target["iscrowd"]], stride) for target in targets]
+
+
+def dense_losses(
     logits: Tensor, predicted: Tensor, centres: Tensor, stride: int, targets: Sequence[Mapping[str, Tensor]]
 ) -> Tensor:
-    """Focal loss over all tokens, and 2 (1 - GIoU) + L1 / stride over those with an object, per token with one.
+    """The sum of the focal loss over all tokens, and of 2 (1 - GIoU) + L1 / stride over those with an object.
 
-    Crowds are no targets, and tokens inside one are not taught that nothing is there.
+    Tokens inside a crowd are not taught that nothing is there.
     """
     ops = torchvision("ops")
     truth = torch.zeros_like(logits)
     counted = torch.ones_like(logits[..., :1])
     boxes, places = [], []
-    for place, target in enumerate(targets):
+    for place, (target, which) in enumerate(zip(targets, responsible(centres, stride, targets), strict=True)):
         crowd = target["iscrowd"]
         own, labels = target["boxes"][~crowd], target["labels"][~crowd]
         for x1, y1, x2, y2 in target["boxes"][crowd]:
             x, y = centres.unbind(1)
             counted[place, (x > x1) & (x < x2) & (y > y1) & (y < y2)] = 0
-        which = assign(centres, own, stride)
         tokens = (which >= 0).nonzero()[:, 0]
         truth[place, tokens, labels[which[tokens]]] = 1
         counted[place, tokens] = 1
         boxes.append(own[which[tokens]])
         places.append(torch.stack((torch.full_like(tokens, place), tokens)))
     rows, tokens = torch.cat(places, 1)
-    count = max(1, len(rows))
     logits = logits.float().masked_fill(counted == 0, -30.0)
-    loss: Tensor = ops.sigmoid_focal_loss(logits, truth, reduction="sum") / count
+    loss: Tensor = ops.sigmoid_focal_loss(logits, truth, reduction="sum")
     # Without objects this is 0, but touches the weights: with several processes each of them needs a gradient.
     answers, true = predicted[rows, tokens], torch.cat(boxes)
-    overlap = ops.generalized_box_iou_loss(answers, true, reduction="sum") / count
-    return loss + 2 * overlap + l1_loss(answers, true, reduction="sum") / (4 * count * stride)
+    overlap = ops.generalized_box_iou_loss(answers, true, reduction="sum")
+    return loss + 2 * overlap + l1_loss(answers, true, reduction="sum") / (4 * stride)

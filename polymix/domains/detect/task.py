@@ -13,10 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from polymix.domains.detect import metrics as measuring
 from polymix.domains.detect.dense import DenseDetector
-from polymix.domains.detect.detr import build_detr, check_padding, detr_loss, inputs
-from polymix.domains.detect.losses import dense_loss
+from polymix.domains.detect.detr import build_detr, check_padding, detr_counts, detr_losses, inputs
+from polymix.domains.detect.losses import dense_losses, responsible
 from polymix.domains.detect.recipe import DetectRecipe
 from polymix.numbers import plural
+from polymix.train.counted import CountedTask
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
@@ -26,14 +27,14 @@ from polymix.train.data.boxes.precision import NAMES
 from polymix.train.data.drawing import draw_truth_and_prediction
 from polymix.train.optimizers import rated_groups, warmup_and_falls
 from polymix.train.published import published
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 HEADLINES = ("AP", "AP50", "AP75", "AR100")
 SHOWN_CLASSES = 12  # in a sentence
 BACKBONE = ("model.backbone.",)  # of DETR in transformers
 
 
-class DetectTask(Task[DetectRecipe, DetectionData]):
+class DetectTask(CountedTask[DetectRecipe, DetectionData]):
     """A dense detector images -> (logits, boxes), or DETR of transformers."""
 
     name = "detect"
@@ -69,12 +70,21 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
             mixers, image_size=recipe.image_size, classes=classes, dim=recipe.dim, stem=recipe.stem_of_host
         )
 
-    def loss(self, model: Any, batch: Any) -> Tensor:
+    def counts(self, model: Any, batch: Any) -> Tensor:
+        """Of the tokens that answer for an object; `detr_counts`."""
+        targets = batch[1]
+        if self.recipe.host != "dense":
+            return detr_counts(model, targets)
+        return torch.stack([(which >= 0).sum() for which in responsible(model.centres, model.stride, targets)]).sum()[
+            None
+        ]
+
+    def sums(self, model: Any, batch: Any) -> Tensor:
         images, targets = batch
         if self.recipe.host != "dense":
-            return detr_loss(model, images, targets)
-        logits, boxes = model(images.float() / 127.5 - 1)
-        return dense_loss(logits, boxes, model.centres, model.stride, targets)
+            return detr_losses(model, images, targets)
+        logits, boxes = self.infer(model, batch)
+        return dense_losses(logits, boxes, model.centres, model.stride, targets)[None]
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         """Logits and boxes."""

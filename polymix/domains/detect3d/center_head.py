@@ -101,6 +101,14 @@ def peak_radius(length: float, width: float, overlap: float = MIN_OVERLAP, legac
     return min((total - along) / 2, (total - inwards) / 4, (outwards - total) / 4)
 
 
+def _places(boxes: Tensor, extent: Extent, stride: int) -> tuple[int, int, Tensor, Tensor, Tensor]:
+    """The map's sides X and Y, a cell's, where in the map (m, 2) the centres of boxes lie, and which lie in it."""
+    X, Y = (extent.shape[axis] // stride for axis in (0, 1))
+    cell = torch.tensor([extent.voxel[0] * stride, extent.voxel[1] * stride], device=boxes.device)
+    place = (boxes[:, :2] - boxes.new_tensor(extent.low[:2])) / cell
+    return X, Y, cell, place, ((place >= 0) & (place < place.new_tensor([X, Y]))).all(1)
+
+
 def center_targets(
     boxes: Tensor, labels: Tensor, classes: int, extent: Extent, stride: int, legacy_radius: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,11 +121,8 @@ def center_targets(
     Args:
         boxes: (m, 9), as `rotated.COLUMNS`. labels: int64 (m,). legacy_radius: `legacy` of `peak_radius`.
     """
-    X, Y = (extent.shape[axis] // stride for axis in (0, 1))
-    cell = torch.tensor([extent.voxel[0] * stride, extent.voxel[1] * stride], device=boxes.device)
+    X, Y, cell, place, inside = _places(boxes, extent, stride)
     heat = boxes.new_zeros(classes, Y, X)
-    place = (boxes[:, :2] - boxes.new_tensor(extent.low[:2])) / cell
-    inside = ((place >= 0) & (place < place.new_tensor([X, Y]))).all(1)
     boxes, labels, place = boxes[inside], labels[inside], place[inside]
     whole = place.floor().long()
     for (x, y), label, box in zip(whole.tolist(), labels.tolist(), boxes.tolist(), strict=True):
@@ -135,15 +140,32 @@ def center_targets(
     return heat, whole[:, 1] * X + whole[:, 0], numbers, labels
 
 
-def center_loss(
+def center_counts(
+    scans: Sequence[tuple[Tensor, Tensor]], extent: Extent, stride: int, group_of: Sequence[int]
+) -> Tensor:
+    """What `center_losses` are divided by (2 G,): the cells that are centres in each group, and its boxes.
+
+    Args:
+        scans: boxes (m, 9) and labels (m,) of each. group_of: the group of each class.
+    """
+    numbered = []
+    for boxes, labels in scans:
+        _, _, _, place, inside = _places(boxes, extent, stride)
+        numbered.append(torch.cat((labels[inside, None], place[inside].floor().long()), 1))
+    groups, count = torch.tensor(group_of, device=numbered[0].device), max(group_of) + 1
+    centres = torch.cat([cells.unique(dim=0)[:, 0] for cells in numbered])
+    return torch.cat([groups[labels].bincount(minlength=count) for labels in (centres, torch.cat(numbered)[:, 0])])
+
+
+def center_losses(
     output: Mapping[str, Tensor], targets: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], group_of: Sequence[int],
     box_weight: float = 0.25,
 ) -> Tensor:  # fmt: skip
-    """Σ over groups of the focal loss of their heat maps and the L1 of their boxes, both per object of the group.
+    """The summed focal loss of each group's heat maps (G,), and the L1 of its boxes (G,), together (2 G,).
 
-    -Σ (1 - p)² log p at centres, -Σ (1 - y)⁴ p² log(1 - p) elsewhere, by the centres that the group has in the batch,
-    at least one; so a group counts the same however rare its classes are. Velocities weigh 0.2, and count where they
-    are known (the authors learn 0 elsewhere). Source: CenterPoint, Section 4; Law & Deng 2018, equation 1; OpenPCDet.
+    -Σ (1 - p)² log p at centres, -Σ (1 - y)⁴ p² log(1 - p) elsewhere. Divided by `center_counts`, a group counts the
+    same however rare its classes are. Velocities weigh 0.2, and count where they are known (the authors learn 0
+    elsewhere). Source: CenterPoint, Section 4; Law & Deng 2018, equation 1; OpenPCDet.
 
     Args:
         output: of `CenterHead`. targets: of `center_targets` for each scan. group_of: the group of each class.
@@ -152,19 +174,16 @@ def center_loss(
     logits = output["heat"].float()
     p, centre = logits.sigmoid(), heat == 1
     at, off = (1 - p) ** 2 * logsigmoid(logits), (1 - heat) ** 4 * p**2 * logsigmoid(-logits)
-    groups = torch.tensor(group_of, device=logits.device)
-    totals = logits.new_zeros(2, max(group_of) + 1)  # of each group: focal loss, and centres
-    totals = totals.index_add(1, groups, torch.stack((-torch.where(centre, at, off), centre.float())).sum((1, 3, 4)))
-    loss = (totals[0] / totals[1].clamp_min(1)).sum()
-    objects = torch.cat([groups[target[3]] for target in targets]).bincount(minlength=totals.shape[1]).clamp_min(1)
+    groups, count = torch.tensor(group_of, device=logits.device), max(group_of) + 1
+    sums = logits.new_zeros(2 * count).index_add(0, groups, -torch.where(centre, at, off).sum((0, 2, 3)))
     for place, (_, cells, numbers, labels) in enumerate(targets):
         boxes = output["boxes"][place].float().flatten(2)  # (G, 10, Y X)
         mine, true = boxes[groups[labels], :, cells], numbers[:, : boxes.shape[1]]
         known = true.isfinite()
         gap = (mine - true.nan_to_num(0.0)).abs() * known
         weights = gap.new_tensor([1.0] * 8 + [_VELOCITY] * 2)[: gap.shape[1]]
-        loss = loss + box_weight * ((gap * weights).sum(1) / objects[groups[labels]]).sum()
-    return loss
+        sums = sums.index_add(0, count + groups[labels], box_weight * (gap * weights).sum(1))
+    return sums
 
 
 def decode(

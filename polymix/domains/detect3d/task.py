@@ -12,21 +12,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from polymix.domains.detect3d import data as reading
 from polymix.domains.detect3d import metrics as measuring
-from polymix.domains.detect3d.center_head import center_loss, center_targets
+from polymix.domains.detect3d.center_head import center_counts, center_losses, center_targets
 from polymix.domains.detect3d.center_point import CenterPoint
 from polymix.domains.detect3d.data import LAYOUTS, Detect3dData
 from polymix.domains.detect3d.frames import INPUTS
 from polymix.domains.detect3d.recipe import Detect3dRecipe
 from polymix.domains.detect3d.score import ERRORS
 from polymix.errors import OptionError
+from polymix.train.counted import CountedTask
 from polymix.train.optimizers import one_cycle
 from polymix.train.published import published
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 HOST = "DSVT with CenterPoint's head"
 
 
-class Detect3dTask(Task[Detect3dRecipe, Detect3dData]):
+class Detect3dTask(CountedTask[Detect3dRecipe, Detect3dData]):
     """A model (points (n, 5), offsets (B + 1,)) -> heat and boxes."""
 
     name = "detect3d"
@@ -70,12 +71,17 @@ class Detect3dTask(Task[Detect3dRecipe, Detect3dData]):
             stride=recipe.stride, head_dim=recipe.head_dim, convolutions=recipe.convolutions,
         )  # fmt: skip
 
-    def loss(self, model: Any, batch: Any) -> Tensor:
+    def counts(self, model: Any, batch: Any) -> Tensor:
+        """`center_counts`."""
+        return center_counts(batch[2], model.extent, model.stride, model.head.group_of)
+
+    def sums(self, model: Any, batch: Any) -> Tensor:
+        """`center_losses`."""
         output = self.infer(model, batch)
         classes = output["heat"].shape[1]
         place = (classes, model.extent, model.stride, self.recipe.legacy_radius)
         targets = [center_targets(boxes, labels, *place) for boxes, labels in batch[2]]
-        return center_loss(output, targets, model.head.group_of)
+        return center_losses(output, targets, model.head.group_of)
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         return model(batch[0], batch[1])

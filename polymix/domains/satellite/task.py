@@ -18,14 +18,15 @@ from polymix.domains.satellite.tsvit import TSViT
 from polymix.errors import OptionError
 from polymix.mixers import LinearFloorMixer
 from polymix.numbers import plural
-from polymix.train.data.label_maps import pixel_loss
+from polymix.train.counted import CountedTask
+from polymix.train.data.label_maps import pixel_losses
 from polymix.train.initial import start_as_pytorch
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 KM2 = 1e-4  # of a pixel of 10 × 10 m
 
 
-class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
+class SatelliteTask(CountedTask[SatelliteRecipe, SatelliteData]):
     """A model (images, days, present) -> logits (B, K, H, W)."""
 
     name = "satellite"
@@ -68,9 +69,13 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
             days=recipe.days, mask_padding=recipe.mask_padding, legacy_layout=recipe.legacy_layout,
         )  # fmt: skip
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        series, days, present, labels, _ = batch
-        return pixel_loss(model(series, days, present), labels, VOID)
+    def counts(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of pixels with a class."""
+        return (batch[3] != VOID).sum()[None]
+
+    def sums(self, model: nn.Module, batch: Any) -> Tensor:
+        """Their cross-entropy."""
+        return pixel_losses(self.infer(model, batch), batch[3], VOID)[None]
 
     def shared_blocks(self, model: Any) -> list[list[nn.Module]]:
         """The spatial encoder's: the sequences in time are short, and every process computes them all."""

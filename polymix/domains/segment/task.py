@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,10 +20,10 @@ from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.synthetic import MIN_SIDE
 from polymix.errors import OptionError
 from polymix.numbers import plural
-from polymix.train.data.label_maps import pixel_loss
-from polymix.train.data.sampling import Slices
+from polymix.train.counted import CountedTask
+from polymix.train.data.label_maps import pixel_losses
 from polymix.train.optimizers import rated_groups
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 HEADS = ("head.", "decode_head.")  # prefixes of the weights whose learning rate is `head_rate` times higher
 
@@ -35,7 +35,7 @@ def polynomial(step: int, steps: int, warmup: float, final: float, power: float)
     return falling * min(1.0, (step + 1) / rising)
 
 
-class SegmentTask(Task[SegmentRecipe, SegmentData]):
+class SegmentTask(CountedTask[SegmentRecipe, SegmentData]):
     """A model of images from -1 to 1 -> logits (B, K, H, W)."""
 
     name = "segment"
@@ -61,22 +61,13 @@ class SegmentTask(Task[SegmentRecipe, SegmentData]):
     def build(self, data: SegmentData) -> nn.Module:
         return hosts.build(self.recipe, len(data.classes))
 
-    def batches(self, data: SegmentData, slices: Slices) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images, labels and a weight: pixels of a step count alike, in whichever slice they are."""
-        parts = super().batches(data, slices)
-        while True:
-            mine = [next(parts) for _ in slices.mine]
-            counts = torch.stack([(labels != IGNORED).sum() for _, labels in mine]).float()
-            total = counts.sum()
-            if slices.world > 1:
-                torch.distributed.all_reduce(total)
-            yield from ((*part, slices.total * count / total.clamp_min(1)) for part, count in
-                        zip(mine, counts, strict=True))  # fmt: skip
+    def counts(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of pixels with a class."""
+        return (batch[1] != IGNORED).sum()[None]
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean cross-entropy of the pixels with a class."""
-        _, labels, weight = batch
-        return weight * pixel_loss(self.infer(model, batch), labels.long(), IGNORED)
+    def sums(self, model: nn.Module, batch: Any) -> Tensor:
+        """Their cross-entropy."""
+        return pixel_losses(self.infer(model, batch), batch[1].long(), IGNORED)[None]
 
     def infer(self, model: nn.Module, batch: Any) -> Tensor:
         logits: Tensor = model(batch[0].float() / 127.5 - 1)

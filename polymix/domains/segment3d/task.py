@@ -21,15 +21,16 @@ from polymix.domains.segment3d.losses import lovasz_softmax
 from polymix.domains.segment3d.ptv3 import PTv3
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 from polymix.numbers import plural
+from polymix.train.counted import CountedTask
 from polymix.train.initial import start_as_pytorch
 from polymix.train.optimizers import one_cycle, rated_groups
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 BLOCKS = ("encoder.", "decoder.")  # whose learning rate is `block_rate` times the others'
 FEATURES = 4  # of a LiDAR's points: coordinates and remission
 
 
-class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
+class Segment3dTask(CountedTask[Segment3dRecipe, Segment3dData]):
     """A model (features (V, C), voxels (V, 3), offsets (B + 1,)) -> logits (V, K)."""
 
     name = "segment3d"
@@ -71,17 +72,19 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
             match_parameters=recipe.match_parameters,
         )  # fmt: skip
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean over the voxels whose label counts; 0 where there are none."""
+    def counts(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of voxels whose label counts; Lovász-softmax has one value in every slice."""
+        voxels = (batch[3] != VOID).sum()
+        return torch.stack((voxels, torch.ones_like(voxels)))
+
+    def sums(self, model: nn.Module, batch: Any) -> Tensor:
+        """Cross-entropy of the voxels whose label counts, and their weighted Lovász-softmax; 0 where there are none."""
         labels = batch[3]
         logits = self.infer(model, batch).float()
         counted = labels != VOID
         logits, labels = logits[counted], labels[counted]
-        if not len(labels):
-            return logits.sum() * 0
-        loss = cross_entropy(logits, labels)
-        weight = self.recipe.lovasz
-        return loss + weight * lovasz_softmax(logits.softmax(1), labels) if weight else loss
+        loss, weight = cross_entropy(logits, labels, reduction="sum"), self.recipe.lovasz
+        return torch.stack((loss, weight * lovasz_softmax(logits.softmax(1), labels) if weight else loss * 0))
 
     def shared_blocks(self, model: nn.Module) -> list[list[nn.Module]]:
         """Each mixer alone: the convolutions between them need the points beside a point, whoever has them."""

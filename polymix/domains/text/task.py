@@ -25,14 +25,15 @@ from polymix.domains.text.tokens import Batch, Documents, Windows, parts_of_step
 from polymix.files import write_files
 from polymix.limits import check_memory, check_model
 from polymix.ops.shared.masks import positions
+from polymix.train.counted import CountedTask
 from polymix.train.data.sampling import Slices
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import IGNORED, Metric, Process
 
 NO_LIMIT = 2**62  # tokens
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
 
 
-class TextTask(Task[TextRecipe, TextData]):
+class TextTask(CountedTask[TextRecipe, TextData]):
     """A causal language model. The loss is the mean over all targets of a step, however it is cut into slices."""
 
     name = "text"
@@ -68,15 +69,17 @@ class TextTask(Task[TextRecipe, TextData]):
     def batches(self, data: TextData, slices: Slices) -> Iterator[Batch]:
         return parts_of_steps(self._windows(data), slices)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """This slice's share of the step's mean loss, times the number of slices over which gradients are averaged."""
-        return measuring.summed_loss(model, batch) / batch["count"] * self.slices.total
+    def counts(self, model: nn.Module, batch: Batch) -> Tensor:
+        return (batch["targets"] != IGNORED).sum()[None]
+
+    def sums(self, model: nn.Module, batch: Batch) -> Tensor:
+        return measuring.summed_loss(model, batch)[None]
 
     def local(self, batch: Batch, share: Callable[[Tensor], Tensor]) -> Batch:
         tokens = batch["input_ids"]
         places = positions(tokens.shape[1], None, batch.get("segment_ids"), tokens.device)
         whole = {**batch, "position_ids": places if places.ndim == 2 else places[None]}
-        return {name: share(part) if part.ndim > 1 else part for name, part in whole.items()}
+        return {name: share(part) for name, part in whole.items()}
 
     def epoch(self, data: TextData, step: int) -> float:
         return self._windows(data).epoch(step)

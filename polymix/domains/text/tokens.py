@@ -221,12 +221,8 @@ class Documents(Windows):
 
 
 def parts_of_steps(windows: Windows, slices: Slices) -> Iterator[Batch]:
-    """The slices of each step's batch that one process computes, without end.
-
-    `count` is the number of targets in the whole batch, by which every slice's loss is divided.
-    """
+    """The slices of each step's batch that one process computes, without end."""
     for step in count(slices.step):
         batch = windows(step)
-        targets = (batch["targets"] != IGNORED).sum().clamp_min(1)
         for which in slices.mine:
-            yield {name: rows[which :: slices.total] for name, rows in batch.items()} | {"count": targets}
+            yield {name: rows[which :: slices.total] for name, rows in batch.items()}

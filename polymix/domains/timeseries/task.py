@@ -15,15 +15,16 @@ from polymix.domains.timeseries.hosts import DLinear, InvertedForecaster, PatchF
 from polymix.domains.timeseries.recipe import DLINEAR, TimeseriesRecipe
 from polymix.limits import check_memory
 from polymix.numbers import plural
+from polymix.train.counted import CountedTask
 from polymix.train.data.series.files import LAYOUTS
 from polymix.train.data.series.parts import SeriesData, check_variables, without_series
 from polymix.train.data.series.scores import LEVELS, pinball
 from polymix.train.data.series.times import COVARIATES
 from polymix.train.data.series.windows import Window, level_and_width
-from polymix.train.task import Metric, Process, Task
+from polymix.train.task import Metric, Process
 
 
-class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
+class TimeseriesTask(CountedTask[TimeseriesRecipe, SeriesData]):
     """A model of past, observed (B, V, C) and calendar (B, C + H, 6) -> quantiles (B, V, H, Q)."""
 
     name = "timeseries"
@@ -61,7 +62,11 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
             return InvertedForecaster(recipe, list(mixers.values()), variables)
         return PatchForecaster(recipe, list(mixers.values()))
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def counts(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of future values that were observed."""
+        return Window(*batch).observed[..., self.recipe.context :].sum()[None]
+
+    def sums(self, model: nn.Module, batch: Any) -> Tensor:
         """The recipe's criterion over the future that was observed, in units of the past's standard deviation."""
         window, context = Window(*batch), self.recipe.context
         past, observed = window.values[..., :context], window.observed[..., :context]
@@ -73,8 +78,7 @@ class TimeseriesTask(Task[TimeseriesRecipe, SeriesData]):
         else:
             errors = (output - truth[..., None]) / width
             errors = errors.abs() if self.recipe.criterion == "absolute" else errors**2
-        errors = errors * seen
-        return errors.sum() / (seen.sum() * errors.shape[-1]).clamp_min(1)
+        return (errors * seen).mean(-1).sum()[None]
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         values, observed, calendar, _ = batch

@@ -22,14 +22,13 @@ VOID_COLOUR = "#eeeeee"
 MAX_LEGEND = 24  # classes in a legend at most
 
 
-def pixel_loss(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
-    """The mean cross-entropy of the pixels whose label is not `ignore`; 0 where there are none.
+def pixel_losses(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    """The summed cross-entropy of the pixels whose label is not `ignore`; 0 where there are none.
 
     Args:
         logits: (B, K, H, W). labels: int64 (B, H, W).
     """
-    counted = (labels != ignore).sum().clamp_min(1)
-    return cross_entropy(logits.float(), labels, ignore_index=ignore, reduction="sum") / counted
+    return cross_entropy(logits.float(), labels, ignore_index=ignore, reduction="sum")
 
 
 class Confusion:
