@@ -191,7 +191,7 @@ def _verdict(it: Domain) -> str:
     parts = [place[decides] if FLOOR in it.scores else "no control was trained"]
     if FLOOR in it.scores and decides < 1:
         ahead = _named(mixer for mixer in mixers if it.ahead(mixer, FLOOR) == 1)
-        parts += [f"better than it: {ahead}" if ahead else "mixing decides nothing"]
+        parts += [f"better than it: {ahead}" if ahead else "no mixer is clearly better"]
     for sign, words in ((1, "better than attention"), (-1, "worse"), (0, "level")):
         names = _named(mixer for mixer in mixers if it.ahead(mixer, ATTENTION) == sign)
         parts += [f"{words}: {names}"] if names else []

@@ -89,8 +89,9 @@ def noise(content: dict[str, Any]) -> float:
 def uncertainty(content: dict[str, Any], one: str, other: str = ATTENTION) -> float:
     """The difference in the headline metric up to which neither of two mixers is called better.
 
-    The range over the seeds of either, and at least `noise` on this many test samples. Of other metrics at least a
-    hundredth of attention's value, or a twentieth where one of the two has one seed.
+    The range over the seeds of either, of one seed the widest of all mixers, and at least `noise` on this many test
+    samples. Of other metrics at least a hundredth of attention's value, or a twentieth where one of the two has one
+    seed.
     """
     found = scores(content)
     pair = found[one], found[other]
@@ -98,7 +99,8 @@ def uncertainty(content: dict[str, Any], one: str, other: str = ATTENTION) -> fl
         least = noise(content)
     else:
         least = _least_noise(content, found[ATTENTION], min(its.runs for its in pair))
-    return max(least, *(its.range for its in pair))
+    widest = max(its.range for its in found.values())
+    return max(least, *(its.range if its.runs > 1 else widest for its in pair))
 
 
 def _least_noise(content: dict[str, Any], attention: Score, runs: int) -> float:

@@ -152,6 +152,13 @@ def test_what_runs_of_one_mixer_differ_by_makes_nobody_clearly_better():
     assert good_enough(content) == ["pom"], "a mixer is as accurate within the narrower noise"
 
 
+def test_one_seed_is_no_more_certain_than_the_mixer_that_varies_most():
+    """A row of one seed has no range of its own: it was better where a row of three with the same mean was not."""
+    values = {**GOOD, "softmax": [0.80, 0.96, 0.95], "pom": [0.97, 0.975, 0.977], "qt": [0.90]}
+    content = make({**values, "linear_floor": [0.5] * 3}, speeds(pom=[0.5] * 4, qt=[0.5] * 4), test=10**6)
+    assert [uncertainty(content, one, "pom") for one in ("qt", "linear_floor")] == pytest.approx([0.16, 0.01])
+
+
 def test_divergence_is_said_and_disqualifies():
     content = make({**GOOD, "pom": [0.99, None]}, speeds(pom=[0.1] * 4, qt=[0.5] * 4))
     assert "pom" not in scores(content)
