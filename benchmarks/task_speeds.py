@@ -28,6 +28,7 @@ FEW = {
     "handwriting": {"synthetic_train": 64, "synthetic_test": 8},
     "jigsaw": {},
     "faces": {"scenes": 16, "test_scenes": 2},
+    "segment": {"scenes": 64, "test_scenes": 8},
     "segment3d": {"scans": 2, "test_scans": 1},
     "detect3d": {"scenes": 6, "test_scenes": 1},
     "video": {"synthetic_train": 64, "synthetic_test": 8},

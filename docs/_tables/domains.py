@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polymix.numbers import percent
 from polymix.train import published
 
-from .figures import PLUS_MINUS, RESULTS, load, table, where
+from .figures import RESULTS, load, over_seeds, table, where
 
 NONE = "–"
 PASTIS = "polymix train satellite --preset paper --data PASTIS --mixer {}"
@@ -47,14 +46,11 @@ def mean(runs: list[dict[str, Any]], metric: str) -> float | None:
     return None if None in values else fmean(values)
 
 
-def over_seeds(runs: list[dict[str, Any]], metric: str) -> str:
-    """A metric of a mixer's runs in its unit: the mean, and half the range where there are several."""
-    written = percent if runs[0].get("units", {}).get(metric) == "%" else partial(number, digits=3)
-    whole = written(mean(runs, metric))
+def metric_over_seeds(runs: list[dict[str, Any]], metric: str) -> str:
+    """A metric of a mixer's runs, in its unit."""
     values = [run["metrics"].get(metric) for run in runs]
-    if len(values) == 1 or None in values:
-        return whole
-    return f"{whole}{PLUS_MINUS}{written((max(values) - min(values)) / 2)}"
+    share = runs[0].get("units", {}).get(metric) == "%"
+    return NONE if None in values else over_seeds(values, *((percent,) if share else ()))
 
 
 def seeds_of(runs: dict[str, list[dict[str, Any]]]) -> str:
@@ -78,7 +74,7 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
         row = its[0]
         speeds = [number(row[f"{kind}_per_second"], 1) for kind in ("training", "inference")]
         peak = number(row["peak_bytes"], 0, 2**-20)
-        lines.append((f"`{name}`", *(over_seeds(its, key) for key in metrics), row["steps"], *speeds, peak))
+        lines.append((f"`{name}`", *(metric_over_seeds(its, key) for key in metrics), row["steps"], *speeds, peak))
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
     content = load(f"tasks/{task}/results.json")

@@ -32,9 +32,14 @@ def where(machine: dict[str, Any]) -> str:
     return f"{machine['cpu']}, {threads} thread{'s' * (threads != 1)}, torch {machine['torch']}"
 
 
-def spread(values: Collection[float], digits: int) -> str:
+def over_seeds(values: Collection[float], written: Callable[[float], str] = "{:.3f}".format) -> str:
+    """The mean, and ± half of the range where there are several."""
+    return written(fmean(values)) + spread(values, written)
+
+
+def spread(values: Collection[float], written: Callable[[float], str]) -> str:
     """± half of their range, to stand behind their mean; nothing for a single one."""
-    return f"{PLUS_MINUS}{(max(values) - min(values)) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{PLUS_MINUS}{written((max(values) - min(values)) / 2)}" if len(values) > 1 else ""
 
 
 def sentence(text: str) -> str:
@@ -104,7 +109,7 @@ def scenes(folder: str, headline: bool) -> str:
     for row in content["rows"]:
         accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
     seeds = content["settings"]["seeds"]
-    lines = [(f"`{mixer}`", f"{fmean(values):.1f}{spread(values, 1)}") for mixer, values in accuracies.items()]
+    lines = [(f"`{mixer}`", over_seeds(values, "{:.1f}".format)) for mixer, values in accuracies.items()]
     head = ("mixer", f"accuracy, %, and half the range over {seeds} seeds" if seeds > 1 else "accuracy, %")
     answer = f" {content['answer']['headline']}" if headline else ""
     return f"{where(content['machine'])}.{answer}\n\n{table(head, lines)}"

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from .figures import load, table, where
+from .figures import load, over_seeds, table, where
 
 
 def presets() -> str:
@@ -31,12 +31,6 @@ def language_rows() -> dict[tuple[str, str], list[dict[str, Any]]]:
     return rows
 
 
-def over_seeds(rows: list[dict[str, Any]], key: str) -> str:
-    """The mean; with several seeds the smallest and largest value too."""
-    values = [row[key] for row in rows]
-    return f"{fmean(values):.3f}" + (f" ({min(values):.3f} … {max(values):.3f})" if len(values) > 1 else "")
-
-
 def language() -> str:
     content, rows, lines = load("language.json"), language_rows(), []
     for (kind, model), trained in rows.items():
@@ -45,7 +39,7 @@ def language() -> str:
         timed = rows.get(("time", model), [{}])[0]
         cache_bytes = timed.get("cache_bytes_100000")
         lines.append((
-            model, f"{trained[0]['parameters'] / 1e6:.2f} M", over_seeds(trained, "loss"),
+            model, f"{trained[0]['parameters'] / 1e6:.2f} M", over_seeds([row["loss"] for row in trained]),
             f"{fmean(row['bits_per_byte'] for row in trained):.3f}",
             *(f"{timed[key]:,.{digits}f}" if key in timed else "–" for key, digits in (
                 ("tokens_per_second", 0), ("decode_ms_1000", 2), ("decode_ms_100000", 2), ("training_mib", 0))),
@@ -54,7 +48,7 @@ def language() -> str:
     lines.sort(key=lambda line: float(line[3]))
     setting = (
         f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, vocabulary of "
-        f"{content['vocab']:,}; a range is over at most {max(map(len, rows.values()))} seeds; "
+        f"{content['vocab']:,}; ±: half of the range over at most {max(map(len, rows.values()))} seeds; "
         f"{where(content['machine'])}, float32. `python benchmarks/language.py OUT.json`"
     )
     head = ("mixers", "parameters", "held-out loss", "bits per byte", "training, tokens/s",
@@ -80,7 +74,9 @@ def decoding() -> str:
 def lengths() -> str:
     models = {model: rows for (kind, model), rows in language_rows().items() if kind == "length"}
     contexts = counts("loss_", next(iter(models.values()))[0])
-    lines = [(model, *(over_seeds(rows, f"loss_{n}") for n in contexts)) for model, rows in models.items()]
+    lines = [
+        (model, *(over_seeds([row[f"loss_{n}"] for row in rows]) for n in contexts)) for model, rows in models.items()
+    ]
     return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
 
 
@@ -89,9 +85,9 @@ def contexts() -> str:
     rows = language_rows()
     trained, lines = load("language.json")["context"], []
     for model in (model for kind, model in rows if kind == "contexts"):
-        losses = {trained: over_seeds(rows["train", model], "loss")}
+        losses = {trained: over_seeds([row["loss"] for row in rows["train", model]])}
         others = rows["contexts", model]
-        losses |= {n: over_seeds(others, f"loss_{n}") for n in counts("loss_", others[0])}
+        losses |= {n: over_seeds([row[f"loss_{n}"] for row in others]) for n in counts("loss_", others[0])}
         lines.append((model, *(losses[n] for n in sorted(losses))))
     return table(("mixers", *(f"{n:,} tokens" for n in sorted(losses))), lines)
 

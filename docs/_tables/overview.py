@@ -61,9 +61,9 @@ class Domain:
         if mixer is None:
             return NONE
         score = self.scores[mixer]
-        digits = 1 if abs(score.mean) >= 10 else 3
+        written = ("{:.1f}" if abs(score.mean) >= 10 else "{:.3f}").format
         ends = (score.low, score.high) if score.runs > 1 else ()
-        return f"{score.mean:.{digits}f}{spread(ends, digits)}{self.marks(mixer)}"
+        return f"{written(score.mean)}{spread(ends, written)}{self.marks(mixer)}"
 
     def marks(self, mixer: str) -> str:
         against = {1: f" {BETTER}", 0: "", -1: f" {WORSE}"}[self.ahead(mixer, ATTENTION)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from .figures import RESULTS, load, spread, table, where
+from .figures import RESULTS, load, over_seeds, table, where
 
 FILE = "scaling.json"
 ABSENT = "Not measured yet."
@@ -17,7 +17,7 @@ def text() -> str:
     """Nats per token and bits per byte of each mixer at each size."""
 
     def cell(rows: list[Row]) -> str:
-        return f"{_mean(rows, 'val_loss'):.3f}{_spread(rows, 'val_loss')} ({_mean(rows, 'bits_per_byte'):.3f})"
+        return f"{over_seeds([row['val_loss'] for row in rows])} ({_mean(rows, 'bits_per_byte'):.3f})"
 
     return _table("text", cell)
 
@@ -27,7 +27,7 @@ def pictures() -> str:
 
     def cell(rows: list[Row]) -> str:
         accuracy = 100 * _mean(rows, "accuracy")
-        return f"{_mean(rows, 'val_loss'):.3f}{_spread(rows, 'val_loss')} ({accuracy:.1f} %)"
+        return f"{over_seeds([row['val_loss'] for row in rows])} ({accuracy:.1f} %)"
 
     return _table("fashion", cell)
 
@@ -75,10 +75,6 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 def _mean(rows: list[Row], name: str) -> float:
     return fmean(row[name] for row in rows)
-
-
-def _spread(rows: list[Row], name: str) -> str:
-    return spread([row[name] for row in rows], 3)
 
 
 TABLES: dict[str, Callable[[], str]] = {

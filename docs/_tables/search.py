@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, median
+from functools import partial
+from statistics import median
 from typing import Any
 
-from .figures import load, table, where
+from .figures import load, over_seeds, table, where
 
 HOSTS = {
     "vit": "ViT 64 × 6, digits, 144 tokens", "minilm": "MiniLM 384 × 6, Brown's sentences, timed at 512 tokens",
@@ -29,7 +30,7 @@ def search() -> str:
     budgets = ", ".join(sorted({f"{100 * row['budget']:.0f} %" for row in content["rows"]}))
     seeds = len({row["seed"] for row in content["rows"]})
     setting = (
-        f"Budget: {budgets}; {seeds} seeds: the mean, with the least and the most. Candidates: qt, pom, PADRe of "
+        f"Budget: {budgets}; {seeds} seeds: the mean ± half of the range. Candidates: qt, pom, PADRe of "
         "degree 2 and 3, and attention. Damage on 64 samples that nothing was chosen by: nats; for MiniLM a share of "
         f"the features' variance. Over the {len(points)} points of the front that were measured, the true damage is "
         f"{min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median {median(ratios):.2g}). Seconds are "
@@ -47,23 +48,19 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[str]:
     best = [rules[0] for rules in ranked]
     gains = [100 * (1 - point["true"] / rule["true"]) for point, rule in zip(chosen, best, strict=True)]
     equal = [100 * (1 - within(row, rule["share"]) / rule["predicted"]) for row, rule in zip(rows, best, strict=True)]
+    numbers = partial(over_seeds, written="{:.2g}".format)
     return [
-        often(mixers(point["plan"]) for point in chosen), spread([100 * point["share"] for point in chosen]),
-        spread([point["predicted"] for point in chosen]), spread([point["true"] for point in chosen]),
-        often(rule["name"] for rule in best), spread([rule["true"] for rule in best]),
-        spread([rules[-1]["true"] for rules in ranked]), spread(gains), spread(equal),
-        spread([row["seconds"] for row in rows]),
+        often(mixers(point["plan"]) for point in chosen), numbers([100 * point["share"] for point in chosen]),
+        numbers([point["predicted"] for point in chosen]), numbers([point["true"] for point in chosen]),
+        often(rule["name"] for rule in best), numbers([rule["true"] for rule in best]),
+        numbers([rules[-1]["true"] for rules in ranked]), numbers(gains), numbers(equal),
+        numbers([row["seconds"] for row in rows]),
     ]  # fmt: skip
 
 
 def within(row: dict[str, Any], share: float) -> float:
     """The least damage that is predicted for a plan of at most this share of the time."""
     return float(min(point["predicted"] for point in row["front"] if point["share"] <= share + 1e-9))
-
-
-def spread(values: Sequence[float]) -> str:
-    """ "12 (11 … 14)"."""
-    return f"{fmean(values):.3g}" + (f" ({min(values):.3g} … {max(values):.3g})" if len(values) > 1 else "")
 
 
 def often(names: Iterable[str]) -> str:

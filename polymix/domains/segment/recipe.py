@@ -62,7 +62,7 @@ class SegmentRecipe(Recipe):
                   "evaluate_every": 16_000, "checkpoint_every": 16_000},
     }  # fmt: skip
 
-    steps: Steps = 1200
+    steps: Steps = 2400
     learning_rate: LearningRate = 2e-3
     final: Final = 0.02
     evaluate_every: EvaluateEvery = 400
