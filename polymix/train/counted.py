@@ -1,4 +1,4 @@
-"""A task whose loss is a mean over what batches have different numbers of, and that mean over all slices of a step."""
+"""Tasks whose loss is a mean over what batches have different numbers of, such as pixels with a class."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ D = TypeVar("D", bound="Data")
 
 
 class CountedTask(Task[R, D]):
-    """A task whose loss is Σ_k sums_k / counts_k: of pixels with a class, of the objects of each kind.
+    """A task whose loss is Σ_k sums_k / counts_k, such as over the objects of each kind k; a count of 0 is taken as 1.
 
-    The engine counts over a step, so accumulated slices and several processes learn what the whole batch would teach.
+    The engine takes the counts of a whole step, so accumulated slices and several processes teach what one batch would.
     """
 
     @abstractmethod
     def counts(self, model: nn.Module, batch: Any) -> Tensor:
-        """How many of each there are in a batch (k,), which takes no forward pass. Of 0 the sum is 0."""
+        """How many of each kind there are in a batch (k,). Takes no forward pass."""
 
     @abstractmethod
     def sums(self, model: nn.Module, batch: Any) -> Tensor:
@@ -33,5 +33,5 @@ class CountedTask(Task[R, D]):
 
 
 def over(sums: Tensor, counts: Tensor) -> Tensor:
-    """Σ_k sums_k / counts_k; what was counted 0 times is divided by 1."""
+    """Σ_k sums_k / counts_k; a count of 0 is taken as 1."""
     return (sums / counts.where(counts > 0, 1)).sum()

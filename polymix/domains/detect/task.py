@@ -75,9 +75,7 @@ class DetectTask(CountedTask[DetectRecipe, DetectionData]):
         targets = batch[1]
         if self.recipe.host != "dense":
             return detr_counts(model, targets)
-        return torch.stack([(which >= 0).sum() for which in responsible(model.centres, model.stride, targets)]).sum()[
-            None
-        ]
+        return (torch.cat(responsible(model.centres, model.stride, targets)) >= 0).sum()[None]
 
     def sums(self, model: Any, batch: Any) -> Tensor:
         images, targets = batch
