@@ -220,16 +220,17 @@ def whole_patches() -> str:
 
 def segment3d() -> str:
     """The default run; then streets that ask nothing, without and with convolutional position encodings."""
-    content, lines = load("tasks/segment3d/results.json"), []
+    content, runs, lines = load("tasks/segment3d/results.json"), all_runs("segment3d"), []
     others = [{row["mixer"]: row["metrics"]["miou"] for row in content[key]} for key in ("what", "with_cpe")]
-    for row in content["rows"]:
-        numbers = (number(row["metrics"][key], 3) for key in ("miou", "accuracy"))
-        speeds = (number(row[f"{kind}_per_second"], 0) for kind in ("training", "inference"))
-        plain = (number(other.get(row["mixer"]), 3) for other in others)
-        lines.append((f"`{row['mixer']}`", *numbers, *plain, row["steps"], *speeds))
+    for name, its in runs.items():
+        numbers = (metric_over_seeds(its, key) for key in ("miou", "accuracy"))
+        speeds = (number(its[0][f"{kind}_per_second"], 0) for kind in ("training", "inference"))
+        plain = (number(other.get(name), 3) for other in others)
+        lines.append((f"`{name}`", *numbers, *plain, its[0]["steps"], *speeds))
     head = ("mixer", "mIoU", "accuracy", "mIoU, `question=what`", "the same with `cpe=True`", "steps",
             "points/s training", "points/s inference")  # fmt: skip
-    return f"{content['machine']}. {content.get('speeds', '')}\n\n{table(head, lines)}"
+    about = f"{seeds_of(runs)} The columns without the question are of one seed."
+    return f"{about} {content['machine']}. {content['speeds']}\n\n{table(head, lines)}"
 
 
 def along_curves() -> str:
