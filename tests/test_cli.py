@@ -133,6 +133,7 @@ def test_help_has_an_example(capsys, verb):
     assert f"Example: polymix {verb}" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_compare_on_the_digits(capsys, tmp_path, few):
     out_dir = tmp_path / "out"
     status, out, err = run(capsys, "compare", *TINY, "--out", str(out_dir))

@@ -24,6 +24,7 @@ def test_threads_are_the_environment_s_unless_they_are_given(monkeypatch, stated
     assert thread_count(2) == 2
 
 
+@pytest.mark.slow
 def test_an_output_that_is_not_utf_8_is_no_traceback():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(

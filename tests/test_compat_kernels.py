@@ -117,6 +117,7 @@ def detectors():
     yield FCOS(backbone(), 2, topk_candidates=20, **sizes)
 
 
+@pytest.mark.slow
 def test_torchvisions_detectors_train_and_predict():
     torch.manual_seed(0)
     image = torch.rand(3, 64, 64)

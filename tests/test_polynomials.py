@@ -341,6 +341,7 @@ def test_learned_quotients_are_distilled_without_a_pole():
     assert model[2](torch.linspace(-1e3, 1e3, 10_001)).isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_file_of_quotients_divides_and_the_check_says_so(tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"untested: ONNX files, for which {package} is needed")

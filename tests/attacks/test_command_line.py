@@ -223,6 +223,7 @@ def check_all(rows, material, monkeypatch, tmp_path):
     return wrong
 
 
+@pytest.mark.slow
 def test_some_values_of_every_verb(material, monkeypatch, tmp_path):
     assert len(GENERATED) > 3000
     assert not check_all(GENERATED[::29], material, monkeypatch, tmp_path)

@@ -75,6 +75,7 @@ def attacked(data_set, scratch, part):
     return count
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_file_and_its_folder(data_set, tmp_path):
     """Of a text it names the list and the line with its name; "the data" or a bare name would leave the search to you."""
     folder, recipe = data_set

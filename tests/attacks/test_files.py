@@ -145,6 +145,7 @@ def _saved(content, folder):
     return (folder / "saved").read_bytes()
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_damaged(place, tmp_path):
     path, wrong = place / "trained" / "checkpoint" / "last.ckpt", []
     whole = path.read_bytes()

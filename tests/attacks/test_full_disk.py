@@ -177,6 +177,7 @@ def check_command(arguments, out, sizes):
 EFFORT = {"satellite": (), "text": (), "generation": pytest.mark.slow, "segment3d": pytest.mark.slow}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", [
     pytest.param(name, marks=EFFORT.get(name, pytest.mark.exhaustive)) for name in OWN_RECIPES
 ])  # fmt: skip

@@ -32,6 +32,7 @@ def command(*arguments):
     assert not stop.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_classes_with_such_names_in_the_report_and_the_model_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

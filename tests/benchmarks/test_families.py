@@ -84,6 +84,7 @@ def test_a_model_of_timm_or_diffusers_does_too(library, kind, mixer, monkeypatch
     assert families.works(row), row
 
 
+@pytest.mark.slow
 def test_what_does_not_work_is_told_apart(monkeypatch):
     """A refusal, a fault and a family that cannot be built here are three things in the table."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -89,6 +89,7 @@ def test_every_launch_of_the_kernels_tests_compiles(tmp_path, op, amd):
         _fits(f"{row['kernel']} with {row['launch']} on {row['card']}", row, row["card"], STACK_OF_ANY)
 
 
+@pytest.mark.slow
 def test_a_digest_changes_with_the_code_that_runs_and_with_no_other(tmp_path):
     ops = shutil.copytree(digests.OPS, tmp_path / "ops", ignore=shutil.ignore_patterns("*.c", "*.so"))
     before = digests.digests(ops)

@@ -97,6 +97,7 @@ def test_tables_have_the_mean_of_the_seeds_by_size(monkeypatch, tmp_path):
     assert scaling.pictures().splitlines()[-1] == f"| pom | 0.550{figures.PLUS_MINUS}0.050 (85.0 %) |"
 
 
+@pytest.mark.slow
 def test_models_of_a_size_have_as_many_parameters(script, monkeypatch, tmp_path):
     """With its own feed-forward a model of pom would be a sixth larger than one of attention, and its loss lower."""
     module = script.module

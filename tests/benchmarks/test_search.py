@@ -27,6 +27,7 @@ def script(monkeypatch):
     sys.modules.pop("search")
 
 
+@pytest.mark.slow
 def test_a_row_is_saved_for_each_seed_and_not_made_again(script, monkeypatch, tmp_path, capsys):
     def small(folder):
         if (folder / "gone").exists():

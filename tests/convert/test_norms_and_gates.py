@@ -83,6 +83,7 @@ def test_angles_reach_a_mixer_that_can_have_them():
     assert not torch.allclose(answer(model, IMAGES)[0], turned, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_saved_undone_copied_and_exported(tmp_path):
     model = polymix.convert(stirred(vit(qk_norm=True)), "qt").model.eval()
     polymix.save_pretrained(model, tmp_path)

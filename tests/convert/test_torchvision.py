@@ -161,6 +161,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_conversion_needs_no_torchvision():
     """And its adapters do not import it."""
     run = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True)

@@ -116,6 +116,7 @@ def test_an_interrupt_is_a_keyboard_interrupt():
 TINY = ClassifyRecipe(image_size=8, dim=16, depth=1, steps=30, batch_size=128, evaluate_every=15, log_every=5)
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_recipe_leaves_a_model_that_the_report_says_how_to_load(tmp_path):
     numbers = train(TINY, tmp_path)

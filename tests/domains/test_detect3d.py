@@ -106,6 +106,7 @@ def test_poses_and_quaternions():
     assert numpy.allclose(pose.apply(numpy.array([[1.0, 0, 0]])), [[1 + math.cos(0.3), 2 + math.sin(0.3), 3]])
 
 
+@pytest.mark.slow
 def test_ten_sweeps_lie_on_each_other_in_the_world(drives):
     """What stands still is at one place in every sweep: points on standing cars lie in their boxes."""
     problems = Problems()
@@ -405,6 +406,7 @@ def test_another_seed_has_other_drives(tmp_path):
     assert torch.equal(first[0], first[2]) and not torch.equal(first[0][:100], first[1][:100])
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_without_plotly_a_run_is_whole_and_says_once_what_is_missing(drives, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)

@@ -259,6 +259,7 @@ def millions(count):
     return round(count / 1e6, 1)
 
 
+@pytest.mark.slow
 def test_no_usual_pom_has_the_printed_parameters():
     """PoM's paper prints 47.9 M, and 46.8 M for the hybrid, without the widths behind them."""
     with torch.device("meta"):

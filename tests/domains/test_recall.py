@@ -193,6 +193,7 @@ def test_two_pairs_are_learned_from_labels_at_the_queries_alone():
 # As a task
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_recipe_leaves_the_accuracy_of_each_size_and_is_resumed_to_the_same_numbers(tmp_path):
     pytest.importorskip("transformers", reason="untested: recall as a task; the text extra")

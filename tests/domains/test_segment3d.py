@@ -321,6 +321,7 @@ def test_scannet_has_figures_of_its_own(tmp_path, monkeypatch):
     assert Segment3dTask(rooms.changed(mixer="softmax")).published()["miou"] == 0.767
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_without_plotly_a_run_is_whole_and_says_once_what_is_missing(kitti, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)

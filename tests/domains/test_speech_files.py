@@ -233,6 +233,7 @@ def test_a_file_is_read_at_the_rate_of_the_model(tmp_path):
     assert wave.shape == (8000,) and abs(wave.abs().max() - 0.3) < 0.02
 
 
+@pytest.mark.slow
 def test_synthetic_words_are_spelt_by_the_first_one_and_of_their_seed(tmp_path):
     pytest.importorskip("espeakng_loader", reason="untested: the default data, which espeakng-loader speaks")
     first = data.load(TINY, tmp_path / "a", lambda text: None)

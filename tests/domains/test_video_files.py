@@ -186,6 +186,7 @@ def test_without_av_a_video_asks_for_the_extra(tmp_path, monkeypatch):
         read(tmp_path / "x.mp4", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_folder_of_frames_and_a_video_are_predicted(tmp_path):
     for name in ("a", "b"):

@@ -35,6 +35,7 @@ def exported(tmp_path_factory):
     return out, content
 
 
+@pytest.mark.slow
 def test_the_manifest_names_files_arrays_and_free_axes(exported):
     out, content = exported
     assert json.loads((out / "manifest.json").read_text())["files"] == content["files"]
@@ -103,6 +104,7 @@ def test_the_function_stays_callable_beside_the_module(exported):
     assert all(result.passed for result in polymix.export.check(exported[0]))
 
 
+@pytest.mark.slow
 def test_a_file_with_other_numbers_is_kept_aside(monkeypatch, tmp_path):
     """The folder itself does not appear, so that nobody takes it for a sound export."""
     monkeypatch.setattr(write, "TOLERANCE", 0.0)

@@ -34,6 +34,7 @@ def entries(folder):
     return {entry["path"]: entry for entry in json.loads((folder / "manifest.json").read_text())["files"]}
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_was_compiled_for_which_chip(compiled):
     listed = entries(compiled)
     assert set(listed) == {
@@ -114,6 +115,7 @@ def test_mistakes_are_said_before_anything_is_computed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_batch_norms_keep_their_numbers_in_the_emulator(tmp_path):
     """The compiler's own batch norm of these values is off by 0.7: without the parts, the emulator's output is noise."""
     torch.manual_seed(0)

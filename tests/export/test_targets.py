@@ -32,6 +32,7 @@ def quantised(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_quantised_files_hold_8_bit_weights_and_are_near(quantised):
     entries = {entry["path"]: entry for entry in json.loads((quantised / "manifest.json").read_text())["files"]}
     reports = json.loads((quantised / "int8/model-report.json").read_text())
@@ -70,6 +71,7 @@ def test_a_classifier_reports_the_share_of_same_answers(tmp_path):
     assert 0.9 <= report["a8w8"]["same_answer"] <= report["a16w8"]["same_answer"] + 0.05
 
 
+@pytest.mark.slow
 def test_channels_and_classes_of_zeros_keep_scales_and_answers(tmp_path):
     """Pruned channels: a scale of zero or a division by it would put NaN or zero where the numbers stand."""
     torch.manual_seed(0)

@@ -209,6 +209,7 @@ def test_curves_come_with_checked_files(package, tmp_path):
         assert len(entries) == 2 and all(entry["free"] == ["tokens"] and entry["error"] < 1e-5 for entry in entries)
 
 
+@pytest.mark.slow
 def test_models_are_called_by_their_mixer_or_their_source(package, quick, tmp_path):
     """Titles tell models apart, and do not give away where the folders of the exporting machine lie."""
     about = [{"mixer": "softmax"}, {"mixer": "pom"}, {"mixer": "pom"}, {"source": "/home/me/models/lm"}]

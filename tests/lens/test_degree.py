@@ -25,6 +25,7 @@ def product(degree, seed):
     return function
 
 
+@pytest.mark.slow
 @given(degree=st.integers(0, 8), lower=st.sets(st.integers(0, 7), max_size=3), seed=st.integers(0, 1000))
 def test_random_polynomials(degree, lower, seed):
     parts = [product(d, seed + d) for d in sorted({degree, *(d for d in lower if d < degree)})]

@@ -163,6 +163,7 @@ def test_what_forgets_its_token_is_no_contextual_mapping():
     assert result.twins > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_pictures(tmp_path):
     mixer = polymix.create_mixer("padre", 4, grid=(5, 5), kernel_size=3)

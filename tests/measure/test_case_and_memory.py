@@ -68,6 +68,7 @@ def test_a_backward_pass_through_a_norm_is_no_pass_of_zeros():
     assert grads[0].abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_memory_counts_output_and_intermediates_apart(memory_of):
     memory = memory_of(polymix.PomConfig(expand=4, impl="eager"), setting())  # in C it is held in blocks
     assert memory.failed is None

@@ -93,6 +93,7 @@ def test_a_stopwatch_needs_no_pytorch():
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_timing_loads_no_domain_and_no_mixer():
     code = "import sys; from polymix.measure import *; print(*(m for m in sys.modules if m[:8] == 'polymix.'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

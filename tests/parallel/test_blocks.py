@@ -56,6 +56,7 @@ def work(rank, world, port, out):
     (out / f"{rank}.json").write_text(json.dumps(report))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="untested: two processes, for torch.distributed")
 def test_shared_blocks_are_exact(tmp_path):
     port = free_port()

@@ -191,6 +191,7 @@ def converted(model=None, plan="pom"):
 SAMPLES = Samples(batches=16, batch_size=4, tokens=(4, 12))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_draws_once_and_ends_the_same(monkeypatch, tmp_path):
     whole = converted()
     distill(whole, SAMPLES)

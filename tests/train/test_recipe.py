@@ -55,6 +55,7 @@ def test_a_changed_recipe_is_checked_again_and_keeps_the_rest():
         recipe.changed(steps=-1)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(sorted(Recipe.model_fields)), st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.floats(), max_size=3),
 )))  # fmt: skip

@@ -182,6 +182,7 @@ def test_pictures_have_no_ground_and_ink_that_both_modes_show(tmp_path):
         assert bright / dark > 3.5
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.draws
 def test_in_a_browser(folder):

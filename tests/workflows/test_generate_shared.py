@@ -68,6 +68,7 @@ def states(rank, port):
     assert worst < 1e-12, worst
 
 
+@pytest.mark.slow
 def test_the_states_after_a_prompt_are_those_of_one_process():
     port = free_port()
     assert statuses([fork(states, rank, port) for rank in range(2)]) == [0, 0]

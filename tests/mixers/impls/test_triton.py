@@ -70,6 +70,7 @@ def test_triton_equals_eager_with_its_gradients(case, call):
         assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * max(expected.abs().max().item(), 1e-3)), part
 
 
+@pytest.mark.slow
 def test_triton_same_bits_twice():
     for case in ("padre: 3", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 2"):
         mixer, x = of(make(case).float(), "triton"), tokens(2, 9, 12, dtype=torch.float32)

@@ -218,6 +218,7 @@ def test_a_truncated_library_is_not_loaded(nothing_built):
     assert "is cut off" in library.why_not()
 
 
+@pytest.mark.slow
 @needs_it
 def test_nothing_is_compiled_or_written_when_a_mixer_runs(tmp_path):
     """Without a compiler, a home folder or a temporary folder: the library is in the package."""

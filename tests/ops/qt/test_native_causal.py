@@ -12,7 +12,7 @@ from polymix.ops.native import library
 from polymix.ops.qt import qt_chunk
 from polymix.ops.qt.native import causal
 from tests.helpers import build as mixer_of
-from tests.helpers import tokens
+from tests.helpers import slow_but, tokens
 from tests.mixers.impls.cases import of
 from tests.mixers.impls.test_choice import refuses
 from tests.ops.kernels import error_by_token, needs_it, padding, relative_error
@@ -53,7 +53,7 @@ def agree(mixer, x, mask=None, cut=0, tolerance=FLOAT):
     assert torch.equal(state.count, end.count)
 
 
-@pytest.mark.parametrize("n", [1, 47, 49, 100, 129, 257, 700])
+@pytest.mark.parametrize("n", slow_but([1, 49, 257], [1, 47, 49, 100, 129, 257, 700]))
 @pytest.mark.parametrize(("dim", "heads"), WIDTHS)
 @pytest.mark.parametrize("order", [1, 2])
 def test_any_size(n, dim, heads, order, fresh_memory_is_nan, with_threads):

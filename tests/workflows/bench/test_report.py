@@ -15,6 +15,7 @@ ROWS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     html = write_report(content(*ROWS), tmp_path).read_text()

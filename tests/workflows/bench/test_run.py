@@ -88,6 +88,7 @@ def test_figures_follow_from_what_was_measured(results):
             assert row["attention_ratio"] == pytest.approx(attention[row["pass"], row["tokens"]] / row["seconds"])
 
 
+@pytest.mark.slow
 def test_a_step_only_where_there_is_one(results):
     steps = {(row["mixer"], row["tokens"]): row for row in results["rows"] if row["pass"] == "step"}
     assert "prefill and step" in steps["poly_nl", 16]["stopped"]

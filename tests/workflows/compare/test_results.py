@@ -114,6 +114,7 @@ def test_tables():
     assert sum(lines) + 2 * len(lines) <= 80, "a terminal of 80 characters must show every column whole"
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     content = {**CONTENT, "answer": answer(CONTENT)}

@@ -312,6 +312,7 @@ def test_windows(run, windows, lengths):
     assert len(results()["lengths"]) == lengths
 
 
+@pytest.mark.slow
 def test_the_branches_of_efficientvit(run, fails):
     for flag, scales in (("--multi-scale", [5]), ("--no-multi-scale", [])):
         status, _, err = run("--model", "mine.py:efficientvit", flag, "--plan", "qt", "--out", flag[2:])
@@ -398,6 +399,7 @@ def test_features_are_aligned_without_labels(run, place):
     assert "model-index" not in metadata and "learned from the last features of the original model" in text
 
 
+@pytest.mark.slow
 def test_distilled_on_a_folder_interrupted_and_resumed(run, place, monkeypatch):
     """Ctrl-C in the second stage, then --resume: the bits of a run that nothing interrupted."""
     (place / "photos" / "dogs" / "broken.png").write_bytes(b"no image")

@@ -51,6 +51,7 @@ def interrupt(*_, **__):
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_lines_where_there_is_no_terminal_and_where_a_resumed_run_goes_on(run, place, monkeypatch):
     with monkeypatch.context() as patch:
         from polymix.train.distill.stages import FineTuning

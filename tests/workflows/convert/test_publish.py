@@ -151,6 +151,7 @@ def api(monkeypatch):
     return Api
 
 
+@pytest.mark.slow
 def test_a_finished_folder_is_uploaded(run, place, api, monkeypatch):
     status, out, err = run(*TIMM, "--push-to-hub", "me/vit-pom")
     assert (status, err) == (0, "") and "Uploaded to https://huggingface.co/me/vit-pom." in out

@@ -74,6 +74,7 @@ def test_classes_without_data(run, fails, place):
     fails("--model", NAME, "--classes", "1", "--out", "two", named="--classes")
 
 
+@pytest.mark.slow
 def test_untrained_weights_do_not_teach(run, fails, place):
     """Refused before any work; with --from-scratch the labels teach alone, and no accuracy of noise is published."""
     fails(*TIMM, "--distill-epochs", "1", named="--from-scratch")
@@ -110,6 +111,7 @@ def refuse(*_, **__):
     raise OptionError("input", "something odd", "something else", "Change it.")
 
 
+@pytest.mark.slow
 def test_a_late_refusal_leaves_nothing_either_unless_training_would_be_lost(run, fails, place, monkeypatch):
     """Also in a folder with a hidden file, which is the user's."""
     (place / "out" / ".git").mkdir(parents=True)

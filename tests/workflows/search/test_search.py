@@ -37,6 +37,7 @@ def found():
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_plan_keeps_the_budget_and_the_model_stays(found, name):
     make, _, kind = HOSTS[name]
@@ -76,6 +77,7 @@ def test_training_lowers_the_damage_of_what_is_trained(found):
         assert trained and sum(trained.values()) < sum(untrained[pair] for pair in trained)
 
 
+@pytest.mark.slow
 def test_plans_are_compared_on_samples_that_nothing_was_learnt_or_chosen_by(monkeypatch):
     data = images()
     samples = parted(data, 0, 8)
@@ -155,6 +157,7 @@ def test_training_is_undone_only_where_it_harms_on_the_same_samples():
     assert moved == {"better": True, "seems worse": True, "worse": False}
 
 
+@pytest.mark.slow
 def test_mixers_are_scaled_to_the_data_and_not_to_the_input_that_is_timed(found):
     """On MiniLM, timed at random tokens, qt began ten times as far off."""
     _, answer = found("vit")
@@ -168,6 +171,7 @@ def test_without_keep_every_layer_is_replaced():
     assert not answer.rules and "fixed rule" not in answer.headline and "rule" not in str(answer)
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_fit_into_memory_give_the_same(found):
     _, answer = found("gpt2")
     again = polymix.search(gpt2(), windows(), memory=0, **QUICK)
@@ -234,6 +238,7 @@ def test_wrong_options_are_refused_before_any_compute(options, name):
     assert error.value.argument == name
 
 
+@pytest.mark.slow
 def test_random_weights_are_a_loud_warning():
     """Their output hardly depends on the input, so that no damage says anything."""
     timm = pytest.importorskip("timm")
@@ -256,6 +261,7 @@ def folder(tmp_path_factory):
     return out, answer
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_the_folder_holds_the_plan_and_no_checkpoints(folder):
     out, answer = folder
