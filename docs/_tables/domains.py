@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polymix.numbers import percent
 from polymix.train import published
 
 from .figures import RESULTS, load, over_seeds, table, where
@@ -49,8 +48,11 @@ def mean(runs: list[dict[str, Any]], metric: str) -> float | None:
 def metric_over_seeds(runs: list[dict[str, Any]], metric: str) -> str:
     """A metric of a mixer's runs, in its unit."""
     values = [run["metrics"].get(metric) for run in runs]
-    share = runs[0].get("units", {}).get(metric) == "%"
-    return NONE if None in values else over_seeds(values, *((percent,) if share else ()))
+    if None in values:
+        return NONE
+    if runs[0].get("units", {}).get(metric) == "%":
+        return over_seeds([100 * value for value in values], "{:.1f}".format) + "\u00a0%"
+    return over_seeds(values)
 
 
 def seeds_of(runs: dict[str, list[dict[str, Any]]]) -> str:
