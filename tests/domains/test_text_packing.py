@@ -69,6 +69,7 @@ def test_parts_and_processes_share_the_same_batch(stream, parts, world):
         rows = torch.cat([share["input_ids"] for share in shares]).tolist()
         assert sorted(rows) == sorted(windows(step)["input_ids"].tolist()), "not the batch of one process"
         assert {len(share["input_ids"]) for share in shares} == {8 // parts // world}
+        assert sum(int((share["targets"] != IGNORED).sum()) for share in shares) == 8 * 16
 
 
 # Packing

@@ -1,4 +1,4 @@
-"""One sequence on 2 and 4 processes is what one process computes: outputs, all gradients and states, to 1e-12 (`power`: 1e-10).
+"""One sequence on 2 and 4 processes is what one process computes: outputs, all gradients and states, to 1e-12 (`power` in pieces: 1e-10).
 
 Mixers, masks, lengths and orders are drawn, in float64.
 """
@@ -46,8 +46,6 @@ CASES = {
     "hyena": ("hyena", {"length": 64}, (True,)), "hyena-both": ("hyena", {"length": 64, "bidirectional": True}, (False,)),
 }  # fmt: skip
 TRIES = (Phase.explicit, Phase.generate)  # processes start anew after an error: nothing is shrunk
-# Squares of q · k may add up to little: quotients by that lose digits, on one process too.
-ROUNDING = {case: 1e-10 if CASES[case][0] == "power" else 1e-12 for case in CASES}
 ROWWISE = ("padre-2d", "conv2former")  # whole rows of 3 tokens
 PREFILLED = [case for case, (name, _, causal) in CASES.items()
              if True in causal and name not in ("hyena", "softmax")]  # fmt: skip
@@ -163,7 +161,7 @@ def check_mixed(group, world, case, data, order, seed, padded, packed):
     lengths = data.draw(lengths_of(world, 3 if case in ROWWISE else 1))
     order = "contiguous" if case in ROWWISE else order
     errors = group.call(mixed_on_all, case, causal, order, lengths, seed, padded, packed)
-    assert max(errors) < ROUNDING[case], errors
+    assert max(errors) < 1e-12, errors
 
 
 def mixed_on_all(mesh, *arguments):
@@ -177,7 +175,8 @@ def test_pieces_then_a_step_on_one_process(two, case, data, order, seed, padded)
     first = data.draw(st.integers(1, TOKENS - 1))
     pieces = [data.draw(lengths_of(2, total=n)) for n in (first, TOKENS - first)]
     errors = two.call(continued, case, order, pieces, seed, padded)
-    assert max(errors) < ROUNDING[case], errors
+    # A piece may be one token, whose (q · k)² may be tiny: quotients by it lose digits, on one process too.
+    assert max(errors) < (1e-10 if CASES[case][0] == "power" else 1e-12), errors
 
 
 def test_every_mixer_that_declares_how_it_splits_is_tried():
