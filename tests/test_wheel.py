@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import polymix
+from polymix.ops.native import compile, library
+from polymix.train.registry import OWN_RECIPES
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("hatchling", reason="untested: a wheel, for which hatchling is needed (the extra dev)")
@@ -88,6 +90,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     assert {name.split("/")[0] for name in names} == {"polymix", f"polymix-{polymix.__version__}.dist-info"}
     for kind in (".j2", ".c", ".h", "py.typed", ".mjs"):
         assert any(name.endswith(kind) for name in names), kind
+    assert {"polymix/published.toml", *(f"polymix/domains/{domain}/recipe.py" for domain in OWN_RECIPES)} <= set(names)
 
 
 def test_it_is_the_installed_one(run, python):
@@ -113,7 +116,30 @@ def test_it_converts(run, tmp_path):
     assert "[1, 9, 16]" in run("-c", code)
 
 
-def test_it_has_the_kernels_where_there_is_a_compiler(run, wheel):
+@pytest.fixture
+def kernels(wheel):
+    """Skips where the wheel has none."""
     if "none-any" in wheel.name:
         pytest.skip("untested: kernels in a wheel, without a compiler")
-    assert "None" in run("-c", "from polymix.ops.native import library; print(library.why_not())")
+
+
+def test_it_names_the_platform_of_its_kernels(wheel, kernels):
+    assert "-py3-none-manylinux_2_" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    for level in compile.levels():
+        assert any(compile.library_path(level).name in name for name in names), level
+
+
+def test_its_kernels_run_without_a_compiler(run, python, kernels, monkeypatch, tmp_path):
+    """With nothing but its environment on PATH, and a home of its own."""
+    if not library.usable_levels():
+        pytest.skip("untested: kernels of a wheel, which this processor cannot run")
+    for name in ("CC", library.SWITCH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(python.parent))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"C kernels: {python.parents[1]}" in run("-m", "polymix", "doctor")
+    explain = (
+        "import polymix, torch; print(polymix.explain(polymix.create_mixer('padre', 16), torch.randn(1, 600, 16)))"
+    )
+    assert "padre: native" in run("-c", explain), "the kernels of the wheel must be what runs"

@@ -16,6 +16,7 @@ from polymix.domains.text.recipe import TextRecipe
 from polymix.train.registry import recipe_class
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
+from tests.helpers import slow_but
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,9 +100,11 @@ WRONG = {
     "texts of a mixer that cannot": (2, ["generate", "softmax", *HERE, SHARED, "2"], "softmax on several processes"),
     "no lines": (2, ["generate", "pom", "--lines", SHARED, "2"], "a prompt in each line"),
 }  # fmt: skip
+KINDS = ("more than there are", "in one process", "text", "pictures of texts", "no such run", "a broken file",
+         "texts without weights", "texts of a mixer that cannot", "no lines")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", slow_but((), WRONG, kinds=KINDS))
 def test_a_mistake_is_one_line_on_each_process_that_gets_to_it(runs, case):
     processes, words, expected = WRONG[case]
     status, said = polymix(runs, processes, *words)

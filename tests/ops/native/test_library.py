@@ -1,12 +1,8 @@
 """The C kernels are compiled at installation and loaded by processor level; if they cannot run, there is a reason."""
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,6 @@ import torch
 import polymix
 from polymix.errors import CapabilityError
 from polymix.ops.native import compile, library
-from polymix.train.registry import OWN_RECIPES
 from tests.ops.kernels import NATIVE, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
@@ -245,52 +240,3 @@ def test_a_graph_with_kernels_raises_on_a_machine_without_them(monkeypatch):
     monkeypatch.setattr(library, "_library", lambda: "not built")
     with pytest.raises(RuntimeError, match="depthwise has no kernel here: not built"):
         torch.ops.polymix.padre_step(*arguments(*SHAPES["short"]), "native")
-
-
-# Installing
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built without isolation, so that nothing is fetched."""
-    pytest.importorskip("hatchling", reason="untested: the wheel, which hatchling builds")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
-    subprocess.run(command, check=True, cwd=compile.OPS.parents[1], capture_output=True)
-    return next(folder.iterdir())
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.skipif(shutil.which("git") is None, reason="untested: the wheel, made from a clean copy")
-def test_the_wheel_contains_the_kernels_and_names_its_platform(wheel):
-    assert "-py3-none-manylinux_2_" in wheel.name
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {"polymix/published.toml", *(f"polymix/domains/{domain}/recipe.py" for domain in OWN_RECIPES)} <= set(names)
-    for level in compile.levels():
-        assert any(compile.library_path(level).name in name for name in names), level
-
-
-@pytest.mark.slow
-@needs_it
-@needs_compiler
-def test_an_installed_wheel_runs_its_kernels_without_a_compiler(wheel, tmp_path):
-    """In a fresh environment with nothing else on PATH; the other libraries are those of this environment."""
-    fresh = tmp_path / "fresh"
-    venv.create(fresh, symlinks=True)
-    packages = next(fresh.glob("lib/python*/site-packages"))
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(packages), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
-    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    kept = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH", library.SWITCH)}
-    environment = {**kept, "PATH": str(fresh / "bin"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-    def run(*arguments):
-        command = [str(fresh / "bin" / "python"), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path).stdout
-
-    assert f"C kernels: {packages}" in run("-m", "polymix", "doctor")
-    explain = (
-        "import polymix, torch; print(polymix.explain(polymix.create_mixer('padre', 16), torch.randn(1, 600, 16)))"
-    )
-    assert "padre: native" in run("-c", explain), "the kernels of the wheel must be what runs"
