@@ -15,18 +15,18 @@ from polymix.convert.insertion_point import KEY, describe, resolve, tensor_at
 from polymix.convert.plan import config_of
 from polymix.convert.report import LayerReport, parameters, table
 from polymix.convert.spec import AttentionSpec
-from polymix.errors import OptionError, PolymixError, ShapeError, check_choice
+from polymix.errors import MAX_FLOAT, OptionError, PolymixError, ShapeError, check_choice, check_number
 from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
 from polymix.mixers.modules import check_module, copied
 
 
 def insert(
     model: nn.Module, at: str, mixer: str | MixerConfig, *, where: str = "before", input: Any = None,
-    copy: bool = False, residual: bool = True,
+    copy: bool = False, residual: bool = True, scale: float = 0.0,
 ) -> InsertionReport:  # fmt: skip
     """Add x + s · mixer(x), or mixer(x) alone, before or after the module `at`.
 
-    The factor s starts at 0, so that the model first computes what it did before. It is Poly-NL's β, or the block's
+    The factor s starts at `scale`: at 0 the model first computes what it did before. It is Poly-NL's β, or the block's
     parameter `scale`. The model's own weights keep their names, so its checkpoints still load; the block's weights are
     below `at`, under "inserted_before" or "inserted_after". The block runs as a hook of the module. It takes feature
     maps (B, C, H, W) or tokens (B, N, C), mixes all tokens, and knows no masks and no causal order.
@@ -40,6 +40,8 @@ def insert(
         copy: insert into a copy (`report.model`) and leave the model unchanged.
         residual: False inserts mixer(x) without s and x, as in a squeeze-and-excitation block (mixer "se"), whose gate
             multiplies x itself. The model then computes something else from the start.
+        scale: where s starts. 0 keeps what a trained model knows. 1 is better for fresh weights: a block whose s is 0
+            begins to learn only when s has left it.
     Raises:
         OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """
@@ -49,6 +51,11 @@ def insert(
     check_choice("where", where, ("before", "after"))
     check_choice("copy", copy, (True, False))
     check_choice("residual", residual, (True, False))
+    check_number("scale", scale, -MAX_FLOAT, MAX_FLOAT, "a finite number", 1)
+    if not residual and scale:
+        raise OptionError(
+            "scale", f"{scale} with residual=False", "0", "There is no s without the residual connection."
+        )
     config = config_of(mixer, "mixer")
     model = copied(model, "copy") if copy else model
     name = resolve(model, at, where)
@@ -61,7 +68,7 @@ def insert(
     except PolymixError as error:
         argument = f"mixer, {where} {name} ({type(module).__name__}): {error.argument}"
         raise type(error)(argument, error.got, error.allowed, error.cure) from error
-    return InsertionReport(model, name, where, Inserted(built, attention, residual).train(module.training), x)
+    return InsertionReport(model, name, where, Inserted(built, attention, residual, scale).train(module.training), x)
 
 
 class Inserted(Adapter):
@@ -70,17 +77,17 @@ class Inserted(Adapter):
     Without `residual`, mixer(x).
     """
 
-    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, residual: bool = True) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, residual: bool = True, scale: float = 0.0) -> None:
         super().__init__(mixer, attention, nn.Identity())
         self.residual = residual
         if not residual:
             self.scale = None
         elif isinstance(mixer, PolyNlMixer):
             self.scale = None
-            nn.init.zeros_(mixer.beta)
+            nn.init.constant_(mixer.beta, scale)
         else:
             weight = next(mixer.parameters())
-            self.scale = nn.Parameter(torch.zeros((), device=weight.device, dtype=weight.dtype))
+            self.scale = nn.Parameter(torch.full((), scale, device=weight.device, dtype=weight.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.is_nested:

@@ -319,6 +319,19 @@ def test_a_squeeze_and_excitation_block_is_inserted_as_it_is(tmp_path):
     assert polymix.insert(resnet(), "layer3.1", "se").block.residual is True
 
 
+@pytest.mark.parametrize("mixer", ["poly_nl:reduction=4", "non_local"])
+def test_the_factor_starts_where_it_is_put(mixer):
+    report = polymix.insert(resnet(), "layer3.1", mixer, input=IMAGES, scale=1.0)
+    block, x = report.block, torch.randn(2, report.block.mixer.dim, 5, 7)
+    plain = deepcopy(block.mixer)  # whose own β is 1
+    torch.testing.assert_close(block(x), x + plain(x.flatten(2).mT).mT.reshape(x.shape))
+    for scale in ("1", float("nan"), float("inf"), True):
+        with pytest.raises(OptionError, match="scale"):
+            polymix.insert(resnet(), "layer3.1", mixer, input=IMAGES, scale=scale)
+    with pytest.raises(OptionError, match="residual"):
+        polymix.insert(resnet(), "layer3.1", mixer, input=IMAGES, scale=1.0, residual=False)
+
+
 def test_mask_rcnn_of_the_paper():
     model = vision.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None).eval()
     names = list(model.state_dict())

@@ -55,6 +55,22 @@ def test_the_digit_at_the_top_left_says_which_one_is_the_only_object(monkeypatch
         next(scenes.make(1, question="same", size=16))
 
 
+@pytest.mark.parametrize("size", [32, 128])
+def test_the_bar_at_the_left_says_the_class_of_the_digits_at_the_right(size):
+    scenes_of_both = [
+        *scenes.make(30, question="bar", size=size),
+        *scenes.make(30, question="bar", size=size, test=True),
+    ]
+    for scene in scenes_of_both:
+        bar = scene["image"][:, :, : size // 8].float() / 255
+        green = bool((bar == torch.tensor([0.0, 1.0, 0.0])[:, None, None]).all())
+        magenta = bool((bar == torch.tensor([1.0, 0.0, 1.0])[:, None, None]).all())
+        assert green != magenta and scene["labels"].tolist() == [int(magenta)] * 3
+        assert scene["masks"].any((1, 2)).all() and not scene["masks"][..., : 3 * size // 4].any()
+    assert scenes.classes_of("bar") == ("green", "magenta")
+    assert 15 < sum(int(scene["labels"][0]) for scene in scenes_of_both) < 45, "one class is as frequent as the other"
+
+
 def test_scenes_are_no_larger_than_the_photographs_and_grow_to_larger_images(tmp_path):
     """Sizes of the paper preset used to ask for a part of a photograph that does not exist."""
     with pytest.raises(OptionError, match="from 52 to 128"):

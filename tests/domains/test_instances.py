@@ -57,8 +57,8 @@ def test_a_run_measures_masks_and_predicts_them(tmp_path):
 def test_objects_without_a_mask_are_named(tmp_path):
     folder = write_coco(tmp_path, annotations=entry(0))
     with pytest.raises(DataError, match=r"b.png: 1 of 2 objects: has no segmentation"):
-        load(InstancesRecipe(data=str(folder)), tmp_path)
-    data = load(InstancesRecipe(data=str(folder), broken="skip"), tmp_path)
+        load(InstancesRecipe(data=str(folder), image_size=64), tmp_path)
+    data = load(InstancesRecipe(data=str(folder), image_size=64, broken="skip"), tmp_path)
     assert data.train[1][1]["masks"].shape == (1, 64, 64)
 
 
@@ -146,11 +146,50 @@ def test_a_backbone_of_timm_has_the_mixer_in_attentions_place_and_learns(options
 
 def test_with_weights_the_start_and_the_norms_of_a_backbone_of_timm_are_frozen():
     pytest.importorskip("timm", reason="untested: backbones of timm")
-    model = build(InstancesRecipe(backbone="qt_vit_b0", init="run"), 2)
+    model = build(InstancesRecipe(backbone="qt_vit_b0", init="run", layers=(1, 2, 3, 4)), 2)
     learns = {name.split(".")[0]: value.requires_grad for name, value in model.backbone.body.named_parameters()}
     assert learns == {"stem_in_conv": False, "stem_res0": False, "stages_0": False, "stages_1": True, "stages_2": True,
                       "stages_3": True}  # fmt: skip
     assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in model.backbone.body.modules())
+
+
+@pytest.mark.parametrize(("mixer", "sees"), [("none", False), ("linear_floor", False), ("poly_nl:reduction=4", True)])
+def test_only_a_mixer_shows_the_digits_the_bar(mixer, sees):
+    """By default convolutions alone reach the bar with less than a hundredth of what they see of their surroundings."""
+    torch.manual_seed(0)
+    recipe = InstancesRecipe(mixer=mixer)
+    side, maps = recipe.image_size, build(recipe, 2).backbone.eval()
+    image = torch.randn(1, 3, side, side, requires_grad=True)
+    levels = [level for name, level in maps(image).items() if name != "pool"]
+    torch.stack([level[..., 3 * level.shape[-1] // 4 :].square().sum() for level in levels]).sum().backward()
+    bar, surroundings = (
+        image.grad[..., columns].abs().mean().item() for columns in (slice(side // 8), slice(-40, None))
+    )
+    assert (bar > 0.01 * surroundings) is sees, (bar, surroundings)
+
+
+@pytest.mark.parametrize("mixer", ["poly_nl:reduction=4", "gc", "se"])
+def test_a_block_adds_nothing_at_first_to_trained_weights_and_something_to_fresh_ones(mixer):
+    factors = {}
+    for init in (None, "run"):
+        block = build(InstancesRecipe(mixer=mixer, image_size=64, init=init), 2).backbone.body.layer3[1].inserted_before
+        factors[init] = block.mixer.beta.item() if "poly_nl" in mixer else getattr(block.scale, "item", lambda: None)()
+    assert factors == ({None: None, "run": None} if mixer == "se" else {None: 1, "run": 0}), "s; a gate has none"
+
+
+def test_layers_and_channels_are_those_of_the_pyramid_and_the_heads():
+    model = build(InstancesRecipe(layers=(2, 3), channels=16, image_size=64), 2).eval()
+    maps = model.backbone(torch.zeros(1, 3, 64, 64))
+    assert [(name, *level.shape[1:]) for name, level in maps.items()] == [
+        ("1", 16, 8, 8),
+        ("2", 16, 4, 4),
+        ("pool", 16, 2, 2),
+    ]
+    assert model.roi_heads.box_head.fc6.in_features == 49 * 16 and not hasattr(model.backbone.body, "layer4")
+    with pytest.raises(OptionError, match="1,2,3,4 or 2,3"):
+        InstancesRecipe(layers=(3,))
+    with pytest.raises(OptionError, match="no effect"):
+        InstancesRecipe(detector="published", channels=32)
 
 
 def test_a_backbone_that_does_not_fit_is_refused_before_data_are_read():

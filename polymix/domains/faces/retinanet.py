@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from polymix.domains.faces.recipe import FacesRecipe
-from polymix.train.data.boxes.detectors import insert_mixer
+from polymix.train.data.boxes.detectors import insert_mixer, resnet_pyramid
 from polymix.train.data.vision import torchvision
 
 MAX_FACES = 750  # found in a picture
@@ -18,10 +18,7 @@ def build_retinanet(recipe: FacesRecipe) -> nn.Module:
     detection = torchvision("models.detection")
     anchors, pyramid = torchvision("models.detection.anchor_utils"), torchvision("ops.feature_pyramid_network")
     body, channels = torchvision("models").get_model(recipe.backbone, weights=None), recipe.channels
-    layers = {f"layer{layer}": str(layer) for layer in recipe.layers}
-    widths = [body.inplanes >> (4 - layer) for layer in recipe.layers]
-    extractor = torchvision("models.detection.backbone_utils").BackboneWithFPN
-    backbone = extractor(body, layers, widths, channels, pyramid.LastLevelP6P7(channels, channels))
+    backbone = resnet_pyramid(body, recipe.layers, channels, pyramid.LastLevelP6P7(channels, channels))
     levels = len(recipe.layers) + 2
     sizes = tuple(
         tuple(round(recipe.smallest_anchor * 2 ** (level + third / 3)) for third in range(3)) for level in range(levels)
@@ -31,5 +28,5 @@ def build_retinanet(recipe: FacesRecipe) -> nn.Module:
         nms_thresh=MAX_OVERLAP, anchor_generator=anchors.AnchorGenerator(sizes, ((1.0,),) * levels),
         detections_per_img=MAX_FACES,
     )  # fmt: skip
-    insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size)
+    insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size, recipe.init is None)
     return model

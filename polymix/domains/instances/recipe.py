@@ -7,12 +7,21 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK, PicturesRecipe, Question, Scenes, TestScenes
+from polymix.train.data.boxes.options import (
+    LAST_OF_RES4,
+    NO_BLOCK,
+    ImageSize,
+    PicturesRecipe,
+    Question,
+    Scenes,
+    TestScenes,
+)
 from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
 from polymix.train.option_effects import Beside
 from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
 
+LAYERS = ((1, 2, 3), (1, 2, 3, 4), (2, 3), (2, 3, 4))
 R = TypeVar("R", bound="InstancesRecipe")
 
 
@@ -31,9 +40,10 @@ class InstancesRecipe(PicturesRecipe):
         *PicturesRecipe.only_beside,
         ("milestones", ((),), ("final", "cosine_from")),
         ("optimizer", ("adamw",), ("betas",)),
+        ("detector", ("small",), ("layers", "channels")),
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"steps": 2, "batch_size": 2, "scenes": 4, "test_scenes": 2},
+        "tiny": {"steps": 2, "batch_size": 2, "scenes": 4, "test_scenes": 2, "channels": 8, "image_size": 64},
         # torchvision's references/detection, whose model is the baseline of Poly-NL's Table 1b; 26 epochs of COCO.
         "paper": {
             "mixer": "poly_nl:reduction=4", "backbone": "resnet50", "detector": "published", "image_size": 1344,
@@ -49,9 +59,10 @@ class InstancesRecipe(PicturesRecipe):
     batch_size: BatchSize = 4
     learning_rate: LearningRate = 1e-3
     evaluate_every: EvaluateEvery = 200
-    question: Question = "what"
-    scenes: Scenes = 400
+    question: Question = "bar"
+    scenes: Scenes = 1000
     test_scenes: TestScenes = 50
+    image_size: ImageSize = 160
     mixer: str = Field(
         "poly_nl:reduction=4",
         min_length=1,
@@ -64,10 +75,18 @@ class InstancesRecipe(PicturesRecipe):
         description="below a feature pyramid: resnet18 or resnet50 of torchvision, or a model of timm or polymix.timm"
         " with maps of strides 4 to 32; with init, its norms, stem and first stage are frozen",
     )
+    layers: tuple[int, ...] = Field(
+        (1, 2, 3),
+        description="of the backbone, of strides 4 to 32, from which the small detector's feature pyramid is built:"
+        " from 1 or 2 on, to 3 or 4; a ResNet ends with the last of them",
+    )
+    channels: int = Field(
+        64, ge=8, description="of the small detector's feature pyramid and heads; torchvision has 256"
+    )
     detector: Literal["small", "published"] = Field(
         "small",
-        description="anchors by image_size and few proposals; or those of torchvision's reference: anchors of 32 to 512"
-        " pixels, 2,000 proposals in training and 1,000 in use, 512 boxes of a picture",
+        description="anchors by image_size and few proposals; or torchvision's reference: layers 1 to 4, 256 channels,"
+        " anchors of 32 to 512 pixels, 2,000 proposals in training and 1,000 in use, 512 boxes of a picture",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd has a momentum of 0.9")
     milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
@@ -82,6 +101,13 @@ class InstancesRecipe(PicturesRecipe):
         if registered is None or registered[2]:
             return options
         return with_its_mixer(options, "backbone", registered)
+
+    @model_validator(mode="after")
+    def _pyramid_fits(self) -> InstancesRecipe:
+        if self.layers not in LAYERS:
+            got, allowed = ",".join(map(str, self.layers)), "1,2,3 or 1,2,3,4 or 2,3 or 2,3,4"
+            raise wrong("layers", got, allowed, "The block is in layer 3.")
+        return self
 
     @model_validator(mode="after")
     def _milestones_rise(self) -> InstancesRecipe:

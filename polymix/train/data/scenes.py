@@ -5,7 +5,8 @@ the middle or the largest of its scene's three digits? Only the others tell. The
 consecutive numbers, so that most digits are equally often each of the three. In half of the training scenes they are
 any three, so that models first learn which digits are large. "same": the digit at the top left, white on black, says
 which of four different digits is to be found, as another hand wrote it. That one is the scene's only object; nothing
-near it tells it from the other three.
+near it tells it from the other three. "bar": is the bar along the left edge green or magenta? All three digits, in the
+right quarter, are of that class, and nothing near them tells it.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from polymix.errors import check_choice, check_int
 from polymix.extras import needs
 
 QUESTIONS = ("which", "what")  # whose objects are all the digits
-SAME = "same"
+SAME, BAR = "same", "bar"
 RANKS = ("smallest", "middle", "largest")
+BARS = {"green": (0.0, 1.0, 0.0), "magenta": (1.0, 0.0, 1.0)}  # colours that the photographs do not have
 DIGITS = tuple(str(digit) for digit in range(10))
 DIGITS_PER_SCENE = 3
 CHOICES = 4  # digits of which one is the same as that at the top left
 SAME_SIDE = 8  # pixels a side of a digit in "same"; they stand at multiples of it
+BAR_WIDTH = 8  # of a scene: the bar is an eighth of it
 TEST_SHARE = 0.2  # of the digits, and of each photograph's width
 MAX_SIDE = 128  # sides of a scene in pixels: the width of a photograph's part for tests
 
 
 def classes_of(question: str) -> tuple[str, ...]:
     """The names of the classes that a question asks for."""
-    check_choice("question", question, (*QUESTIONS, SAME))
-    return {"which": RANKS, "what": DIGITS, SAME: ("the same",)}[question]
+    check_choice("question", question, (*QUESTIONS, SAME, BAR))
+    return {"which": RANKS, "what": DIGITS, SAME: ("the same",), BAR: tuple(BARS)}[question]
 
 
 @cache
@@ -70,13 +73,14 @@ def make(
 
     Args:
         count: how many there are.
-        question: "which", "what" or "same".
+        question: "which", "what", "same" or "bar".
         size: sides of a scene in pixels, at most MAX_SIDE.
-        sides: the smallest and the largest side of a digit, at most half of `size`; None: 16 and 26, or 8 in "same".
+        sides: the smallest and the largest side of a digit, at most half of `size`; None: 16 and 26, 8 in "same", an
+            eighth and a fifth of `size` in "bar".
         snap: digits stand at multiples of so many pixels; None: 1, or 8 in "same".
     """
-    search = question == SAME
-    sides = sides or ((SAME_SIDE, SAME_SIDE) if search else (16, 26))
+    search, left = question == SAME, 3 * size // 4 if question == BAR else 0
+    sides = sides or {SAME: (SAME_SIDE, SAME_SIDE), BAR: (size // 8, size // 5)}.get(question, (16, 26))
     snap = snap or (SAME_SIDE if search else 1)
     check_int("count", count, 1)
     check_int("size", size, (4 if search else 2) * max(sides), MAX_SIDE)
@@ -96,7 +100,7 @@ def make(
         ink = digits[by_value[value][draw(0, len(by_value[value]))]]
         side = draw(sides[0], sides[1] + 1)
         ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
-        y, x = (0, 0) if sample else free_place(taken, side, draw, snap)
+        y, x = (0, 0) if sample else free_place(taken, side, draw, snap, left)
         patch = image[:, y : y + side, x : x + side]
         shade = torch.rand(3, generator=generator)
         colour = shade * 0.25 if patch.mean() > 0.5 else 1 - shade * 0.25
@@ -113,7 +117,11 @@ def make(
     for _ in range(count):
         image = background(backgrounds[draw(0, len(backgrounds))], size, test, draw)
         taken = torch.zeros(size, size, dtype=torch.bool)
-        if search:
+        if question == BAR:
+            (name, colour), values = list(BARS.items())[draw(0, 2)], [draw(0, 10) for _ in range(DIGITS_PER_SCENE)]
+            image[:, :, : size // BAR_WIDTH] = torch.tensor(colour)[:, None, None]
+            masks, names = [paste(image, taken, value) for value in values], [name] * DIGITS_PER_SCENE
+        elif search:
             values = torch.randperm(10, generator=generator)[:CHOICES].tolist()
             paste(image, taken, values[0], sample=True)
             masks, names = [paste(image, taken, value) for value in values][:1], list(places)
@@ -140,11 +148,11 @@ def background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
     return (crop.mean() + (crop - crop.mean()) * 0.6).clone()
 
 
-def free_place(taken: Tensor, side: int, draw: Any, snap: int = 1) -> tuple[int, int]:
-    """A free place for a square, or the least covered one of 50."""
+def free_place(taken: Tensor, side: int, draw: Any, snap: int = 1, left: int = 0) -> tuple[int, int]:
+    """A free place for a square from column `left` on, or the least covered one of 50."""
     size, best = len(taken), (1 << 30, 0, 0)
     for _ in range(50):
-        y, x = (draw(0, (size - side) // snap + 1) * snap for _ in range(2))
+        y, x = (start + draw(0, (size - start - side) // snap + 1) * snap for start in (0, left))
         covered = int(taken[y : y + side, x : x + side].sum())
         best = min(best, (covered, y, x))
         if not covered:

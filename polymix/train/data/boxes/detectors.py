@@ -17,6 +17,7 @@ from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK
 from polymix.train.data.drawing import draw_annotated, draw_truth_and_prediction
 from polymix.train.data.pictures import read_picture
 from polymix.train.data.scores import reaching, said_of
+from polymix.train.data.vision import torchvision
 from polymix.train.recipe import ObjectsRecipe
 from polymix.train.task import Process, Task
 
@@ -89,15 +90,34 @@ def check_mixer(mixer: str) -> None:
         parse_mixer(mixer)
 
 
-def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int) -> None:
+def resnet_pyramid(body: Any, layers: Sequence[int], channels: int, coarser: nn.Module) -> nn.Module:
+    """A feature pyramid on the maps of a torchvision ResNet.
+
+    Args:
+        layers: of the ResNet, from 1 to 4, whose maps have strides 4, 8, 16 and 32.
+        channels: of the pyramid.
+        coarser: makes the levels that follow.
+    """
+    extractor = torchvision("models.detection.backbone_utils").BackboneWithFPN
+    names = {f"layer{layer}": str(layer - 1) for layer in layers}
+    widths = [body.inplanes >> (4 - layer) for layer in layers]
+    pyramid: nn.Module = extractor(body, names, widths, channels, coarser)
+    return pyramid
+
+
+def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int, fresh: bool) -> None:
     """Insert a mixer before the last block of Res4, where Poly-NL has it (section 5.1.3); none for "none".
 
-    size: sides of the pictures in pixels, from which mixers that need rows and columns take theirs.
+    Args:
+        size: sides of the pictures in pixels, from which mixers that need rows and columns take theirs.
+        fresh: whether the model's weights are, so that the block need not begin as one that adds nothing.
     """
     if mixer != NO_BLOCK:
         example = ([torch.zeros(3, size, size)],)
         config = parse_mixer(mixer)[1]
-        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=config.name not in GATES)
+        residual = config.name not in GATES
+        scale = float(fresh and residual)
+        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=residual, scale=scale)
 
 
 def answers(

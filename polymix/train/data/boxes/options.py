@@ -21,10 +21,11 @@ Scenes = Annotated[Count, Field(description="training pictures of the default da
 TestScenes = Annotated[Count, Field(description="test pictures of the default data")]
 ImageSize = Annotated[int, Field(ge=16, description="sides in pixels to which pictures are fitted, in their shape")]
 Question = Annotated[
-    Literal["which", "what", "same"],
+    Literal["which", "what", "same", "bar"],
     Field(
         description="of the default data: same, find the digit that stands at the top left; which, the smallest, middle"
-        " or largest of a scene's digits, which only the others tell; what, the digit itself"
+        " or largest of a scene's digits, which only the others tell; what, the digit itself; bar, whether the bar at"
+        " the left edge is green or magenta, which decides the class of the digits at the right"
     ),
 ]
 Backbone = Literal["resnet18", "resnet50"]
