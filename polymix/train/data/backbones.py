@@ -11,6 +11,8 @@ from polymix.compat import cure_torchvision
 from polymix.convert.adapters.libraries import load_library
 from polymix.errors import OptionError
 
+FIRST_STRIDE = 4  # of the first stage
+
 
 def places_of_maps(name: str, strides: Sequence[int], **options: Any) -> tuple[int, ...]:
     """Which of a backbone's maps have these strides, as `out_indices` counts them. Nothing is computed.
@@ -53,8 +55,8 @@ def places_of_maps(name: str, strides: Sequence[int], **options: Any) -> tuple[i
 
 def freeze_start(backbone: Any) -> None:
     """The stem and first stage of a model of timm that returns maps do not learn, as DETR and Mask R-CNN have it."""
-    levels = backbone.feature_info.module_name()
-    stages = tuple(form for level in levels[1:] for form in (f"{level}.", f"{level.replace('.', '_')}."))
+    later = [level["module"] for level in backbone.feature_info.info if level["reduction"] > FIRST_STRIDE]
+    stages = tuple(form for level in later for form in (f"{level}.", f"{level.replace('.', '_')}."))
     for name, parameter in backbone.named_parameters():
         if not name.startswith(stages):
             parameter.requires_grad_(False)
