@@ -40,8 +40,8 @@ def insert(
         copy: insert into a copy (`report.model`) and leave the model unchanged.
         residual: False inserts mixer(x) without s and x, as in a squeeze-and-excitation block (mixer "se"), whose gate
             multiplies x itself. The model then computes something else from the start.
-        scale: where s starts. 0 keeps what a trained model knows. 1 is better for fresh weights: a block whose s is 0
-            begins to learn only when s has left it.
+        scale: where s starts. At 0 a model keeps what it knows, and the block's weights learn only when s has left 0.
+            At 1 a block that is needed learns sooner, and one that is not needed disturbs.
     Raises:
         OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """

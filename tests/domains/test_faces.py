@@ -301,6 +301,13 @@ def test_every_block_of_the_papers_tables_learns_in_the_detector(mixer):
     model, target = build_retinanet(recipe), {"boxes": torch.tensor([[4.0, 8, 40, 48]]), "labels": torch.tensor([0])}
     block = model.get_submodule("backbone.body.layer3.1.inserted_before")
     assert block.residual == (mixer != "se"), "the gate multiplies x itself"
+    for part in block.modules():
+        if isinstance(getattr(part, "scale", None), torch.nn.Parameter):
+            torch.nn.init.ones_(part.scale)  # it starts at 0, and nothing behind it would have a gradient
+    with torch.no_grad():
+        for name, value in block.named_parameters():
+            if name.endswith("beta"):
+                value.fill_(1)
     pixels = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     sum(model(list(pixels), [target, target]).values()).backward()
     still = {name for name, value in block.named_parameters() if value.grad is None or not value.grad.abs().sum() > 0}

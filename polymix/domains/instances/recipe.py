@@ -73,7 +73,7 @@ class InstancesRecipe(PicturesRecipe):
         "resnet18",
         min_length=1,
         description="below a feature pyramid: resnet18 or resnet50 of torchvision, or a model of timm or polymix.timm"
-        " with maps of strides 4 to 32; with init, its norms, stem and first stage are frozen",
+        " with maps of the strides of `layers`; with init, its norms, stem and first stage are frozen",
     )
     layers: tuple[int, ...] = Field(
         (1, 2, 3),

@@ -105,19 +105,18 @@ def resnet_pyramid(body: Any, layers: Sequence[int], channels: int, coarser: nn.
     return pyramid
 
 
-def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int, fresh: bool) -> None:
+def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int, scale: float = 0.0) -> None:
     """Insert a mixer before the last block of Res4, where Poly-NL has it (section 5.1.3); none for "none".
 
     Args:
         size: sides of the pictures in pixels, from which mixers that need rows and columns take theirs.
-        fresh: whether the model's weights are, so that the block need not begin as one that adds nothing.
+        scale: where the factor s of x + s · mixer(x) starts; gates have none.
     """
     if mixer != NO_BLOCK:
         example = ([torch.zeros(3, size, size)],)
         config = parse_mixer(mixer)[1]
         residual = config.name not in GATES
-        scale = float(fresh and residual)
-        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=residual, scale=scale)
+        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=residual, scale=scale * residual)
 
 
 def answers(
