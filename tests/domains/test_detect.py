@@ -68,6 +68,8 @@ def test_the_bar_at_the_left_says_the_class_of_the_digits_at_the_right(size):
         assert green != magenta and scene["labels"].tolist() == [int(magenta)] * 3
         assert scene["masks"].any((1, 2)).all() and not scene["masks"][..., : 3 * size // 4].any()
     assert scenes.classes_of("bar") == ("green", "magenta")
+    with pytest.raises(OptionError, match="size"):
+        next(scenes.make(1, question="bar", size=32, sides=(9, 9)))
     assert 15 < sum(int(scene["labels"][0]) for scene in scenes_of_both) < 45, "one class is as frequent as the other"
 
 

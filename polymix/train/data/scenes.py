@@ -75,15 +75,15 @@ def make(
         count: how many there are.
         question: "which", "what", "same" or "bar".
         size: sides of a scene in pixels, at most MAX_SIDE.
-        sides: the smallest and the largest side of a digit, at most half of `size`; None: 16 and 26, 8 in "same", an
-            eighth and a fifth of `size` in "bar".
+        sides: the smallest and the largest side of a digit, at most half of `size`, in "same" and "bar" a fourth; None:
+            16 and 26, 8 in "same", an eighth and a fifth of `size` in "bar".
         snap: digits stand at multiples of so many pixels; None: 1, or 8 in "same".
     """
     search, left = question == SAME, 3 * size // 4 if question == BAR else 0
     sides = sides or {SAME: (SAME_SIDE, SAME_SIDE), BAR: (size // 8, size // 5)}.get(question, (16, 26))
     snap = snap or (SAME_SIDE if search else 1)
     check_int("count", count, 1)
-    check_int("size", size, (4 if search else 2) * max(sides), MAX_SIDE)
+    check_int("size", size, (4 if question in (SAME, BAR) else 2) * max(sides), MAX_SIDE)
     places = {name: place for place, name in enumerate(classes_of(question))}
     (digits, labels), backgrounds = _digits(), photographs()
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
