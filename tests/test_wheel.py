@@ -14,6 +14,7 @@ import pytest
 import polymix
 from polymix.ops.native import compile, library
 from polymix.train.registry import OWN_RECIPES
+from tests.ops.kernels import needs_compiler
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("hatchling", reason="untested: a wheel, for which hatchling is needed (the extra dev)")
@@ -116,24 +117,18 @@ def test_it_converts(run, tmp_path):
     assert "[1, 9, 16]" in run("-c", code)
 
 
-@pytest.fixture
-def kernels(wheel):
-    """Skips where the wheel has none."""
-    if "none-any" in wheel.name:
-        pytest.skip("untested: kernels in a wheel, without a compiler")
-
-
-def test_it_names_the_platform_of_its_kernels(wheel, kernels):
+@needs_compiler
+def test_it_names_the_platform_of_its_kernels(wheel):
     assert "-py3-none-manylinux_2_" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     for level in compile.levels():
         assert any(compile.library_path(level).name in name for name in names), level
 
 
-def test_its_kernels_run_without_a_compiler(run, python, kernels, monkeypatch, tmp_path):
+@needs_compiler
+@pytest.mark.skipif(not library.usable_levels(), reason="untested: kernels of a wheel, which this processor cannot run")
+def test_its_kernels_run_without_a_compiler(run, python, monkeypatch, tmp_path):
     """With nothing but its environment on PATH, and a home of its own."""
-    if not library.usable_levels():
-        pytest.skip("untested: kernels of a wheel, which this processor cannot run")
     for name in ("CC", library.SWITCH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(python.parent))

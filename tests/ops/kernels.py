@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from polymix.ops.native import library
+from polymix.ops.native import compile, library
 
 NATIVE = library.why_not()
 needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: kernels in C: {NATIVE}")
+COMPILES = bool(compile.levels()) and bool(compile.compilers())
+needs_compiler = pytest.mark.skipif(not COMPILES, reason="untested: building the kernels, which needs Linux and gcc")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The smallest tolerance, for cases in which eager code is nearly exact. Triton's interpreter truncates to bfloat16
 # where a GPU rounds, so its error is a whole unit in the last place instead of half a unit.

@@ -11,11 +11,9 @@ import torch
 import polymix
 from polymix.errors import CapabilityError
 from polymix.ops.native import compile, library
-from tests.ops.kernels import NATIVE, needs_it
+from tests.ops.kernels import COMPILES, NATIVE, needs_compiler, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
-COMPILES = bool(compile.levels()) and bool(compile.compilers())
-needs_compiler = pytest.mark.skipif(not COMPILES, reason="untested: building the kernels, which needs Linux and gcc")
 V3 = (
     {"x86-64-v3": ("-march=x86-64-v3",)}
     if "x86-64-v3" in compile.levels()
