@@ -5,6 +5,7 @@ A fork of the worker itself would have its threads' locks without the threads, a
 
 import multiprocessing
 import os
+import socket
 import sys
 from multiprocessing import forkserver
 from pathlib import Path
@@ -35,6 +36,21 @@ def fork(function, *arguments, **options):
     finally:
         os.chdir(place)
     return FORKS.Process(target=_start, args=(place, dict(os.environ), function, arguments, options))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(world):
+    """What torchrun tells each of so many processes, in their environment; one alone is started without it."""
+    if world == 1:
+        return [{}]
+    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
 def statuses(processes):

@@ -44,7 +44,8 @@ COMMANDS = {
                 "--seconds", "0.05", "--lengths", "1", "--threads", "1"],
     "search": ["search", "--model", "vit.py:build", "--data", "digits", "--mixers", "qt,pom,keep", "--budget", "0.5", "--steps",
                "3", "--threads", "1"],
-    "compare": ["compare", "--epochs", "1", "--seeds", "1", "--tokens", "16", "--threads", "1", "--mixers", "pom,linear_floor"],
+    "compare": ["compare", "--epochs", "1", "--seeds", "1", "--tokens", "16", "--threads", "1", "--mixers", "pom,linear_floor",
+                "--data", "digits", "--set", "dim=8", "--set", "depth=1"],
 }  # fmt: skip
 
 

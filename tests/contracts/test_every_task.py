@@ -17,7 +17,7 @@ from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
 from tests.helpers import save_blank
-from tests.processes import fork, statuses
+from tests.processes import fork, statuses, torchrun
 
 # The runs here must have the bits of those in processes of their own, which know nothing of the tests' thresholds.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_thresholds")]
@@ -140,13 +140,8 @@ def test_a_killed_run_is_resumed_to_the_same_bits(domain, data, whole, tmp_path)
 @pytest.mark.parametrize("domain", TWO)
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed")
 def test_two_processes_learn_as_one(domain, data, tmp_path):
-    """The environment is that of torchrun."""
     run(domain, data, tmp_path / "one")
-    port = str(20000 + os.getpid() % 20000 + DOMAINS.index(domain))
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-              "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    both = [((domain, data, tmp_path / "both"), {"environment": {**shared, "RANK": rank, "LOCAL_RANK": rank}})
-            for rank in ("0", "1")]  # fmt: skip
+    both = [((domain, data, tmp_path / "both"), {"environment": environment}) for environment in torchrun(2)]
     assert processes(*both) == [0, 0]
     losses, expected = ([row["loss"] for row in rows(tmp_path / name) if "loss" in row] for name in ("both", "one"))
     close = 0.02 if domain in BY_HALVES else 1e-4

@@ -1,11 +1,7 @@
 """`polymix train`: on the command line, killed and resumed, and on two processes."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +11,8 @@ from polymix.models.language import PolymixGPTForCausalLM
 from polymix.train.loop import Learner
 from polymix.train.registry import named_recipe
 from tests.domains.texts import folder, rows
+from tests.processes import fork, statuses, torchrun
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 from polymix.domains.text.recipe import TextRecipe
 recipe = TextRecipe(
@@ -41,20 +37,16 @@ def run(capsys, *arguments):
     return stop.value.code or 0, *capsys.readouterr()
 
 
-def process(*arguments, torchrun=False):
-    """The command in a process of its own."""
-    start = [sys.executable, "-m"]
-    if torchrun:
-        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    return subprocess.Popen([*start, "polymix", *arguments], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+def says(environment, said, arguments):
+    """One of the processes that torchrun starts; all of them write into one file what they say."""
+    os.environ.update(environment)
+    file = os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(file, 1), os.dup2(file, 2)
+    main(arguments)
 
 
-def finished(started):
-    said = started.communicate()[0]
-    assert started.returncode == 0, said
-    return said
+def processes(said, arguments, world=2):
+    return [fork(says, environment, said, arguments) for environment in torchrun(world)]
 
 
 def test_it_trains_and_says_what_it_does(capsys, written):
@@ -111,15 +103,17 @@ def test_the_default_recipe_is_sound():
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_learn_as_one(written, strategy):
+def test_two_processes_learn_as_one(written, strategy, tmp_path):
     """… the same curve, the same held-out loss, a model that loads alike; and they are resumed from half the way."""
     arguments, out = written
-    common = ("--set", "packing=segments", "--set", "ema=0.8", "--set", "accumulate=2")
-    finished(process(*arguments, str(out), *common))
-    both = out.with_name("both")
-    options = (*arguments, str(both), *common, "--set", f"strategy={strategy}")
-    said = finished(process(*options, torchrun=True))
-    assert said.count("8 steps from 0") == 1, "both processes spoke"
+    arguments += [str(out), "--set", "packing=segments", "--set", "ema=0.8", "--set", "accumulate=2"]
+    assert statuses(processes(tmp_path / "one.txt", arguments, world=1)) == [0]
+    both, half = out.with_name("both"), out.with_name("half")
+    of = {folder: [str(folder) if word == str(out) else word for word in arguments] + ["--set", f"strategy={strategy}"]
+          for folder in (both, half)}  # fmt: skip
+    said = tmp_path / "both.txt"
+    assert statuses(processes(said, of[both])) == [0, 0], said.read_text()
+    assert said.read_text().count("8 steps from 0") == 1, "both processes spoke"
     expected = rows(out)
     compare(rows(both), expected)
     ids = torch.arange(1, 17)[None]
@@ -127,15 +121,18 @@ def test_two_processes_learn_as_one(written, strategy):
     torch.testing.assert_close(two, one, rtol=0, atol=1e-4)  # not of each weight: keys' biases do nothing, and drift
     state = torch.load(both / "checkpoint" / "last.ckpt", weights_only=True)
     assert state["step"] == 8 and state["slices"] == 4
-    half = out.with_name("half")
-    options = (*arguments, str(half), *common, "--set", f"strategy={strategy}")
-    victim = process(*options, torchrun=True)
+    victims = processes(tmp_path / "half.txt", of[half])
+    for victim in victims:
+        victim.start()
     while not (half / "checkpoint" / "last.ckpt").exists():
-        assert victim.poll() is None, victim.communicate()[0]
+        assert all(victim.is_alive() for victim in victims), (tmp_path / "half.txt").read_text()
         time.sleep(0.02)
-    os.killpg(victim.pid, signal.SIGTERM)
-    victim.communicate()
-    finished(process(*options, "--resume", torchrun=True))
+    for victim in victims:
+        victim.terminate()
+    for victim in victims:
+        victim.join()
+    assert [row["step"] for row in rows(half)][-1] < 8, "they were stopped too late to show anything"
+    assert statuses(processes(said, [*of[half], "--resume"])) == [0, 0], said.read_text()
     compare(rows(half), expected)
 
 

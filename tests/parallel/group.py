@@ -1,7 +1,6 @@
 """Processes that share a sequence, started once: each test calls functions on all of them."""
 
 import datetime
-import socket
 import traceback
 
 import pytest
@@ -9,15 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.processes import FORKS, fork
+from tests.processes import FORKS, fork, free_port
 
 TIMEOUT = 300  # seconds that a collective waits: a busy machine stops processes for minutes
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def join(rank, world, port, timeout=TIMEOUT, shape=None):

@@ -11,8 +11,7 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
 from polymix.parallel.blocks import split_blocks
-from tests.parallel.group import free_port
-from tests.processes import fork, statuses
+from tests.processes import fork, free_port, statuses
 
 MIXERS = ("pom", "qt", "padre:kernel_size=3", "conv2former:kernel_size=3", "poly_nl", "linear_floor")
 

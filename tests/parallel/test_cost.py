@@ -13,8 +13,7 @@ from polymix.parallel import parallelize
 from polymix.parallel.collectives import Processes
 from polymix.parallel.cost import attention_bytes, mixer_bytes
 from tests.helpers import slow_but
-from tests.parallel.group import free_port
-from tests.processes import fork, statuses
+from tests.processes import fork, free_port, statuses
 
 DIM, ROWS, TOKENS = 12, 2, 24
 CASES = {

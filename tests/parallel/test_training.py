@@ -20,7 +20,7 @@ from polymix.parallel.collectives import store_of_all
 from tests.contracts.mixer_cases import CASES as VARIANTS
 from tests.helpers import slow_but
 from tests.parallel.group import join, largest, places
-from tests.processes import fork, statuses
+from tests.processes import fork, free_port, statuses
 
 DIM, BATCH, TOKENS = 8, 4, 12
 LENGTHS = {"uneven": (9, 3), "empty": (12, 0)}
@@ -286,8 +286,6 @@ def fails(rank, world, port, out, how):
     pytest.param("gone", "process 1 did not come", marks=pytest.mark.slow),
     pytest.param("late", "process 1 did not come", marks=pytest.mark.slow)])  # fmt: skip
 def test_one_process_that_fails_ends_all_with_its_name(tmp_path, how, said):
-    from tests.parallel.group import free_port
-
     port = free_port()
     statuses([fork(fails, rank, 3, port, tmp_path, how) for rank in range(3)])
     for rank in (0, 2):

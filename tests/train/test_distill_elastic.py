@@ -9,7 +9,7 @@ import torch
 import polymix
 from polymix.errors import OptionError
 from polymix.train.distill import distill, stages
-from tests.processes import fork, statuses
+from tests.processes import fork, statuses, torchrun
 from tests.train.distilled import BATCHES, bits, converted, differing
 
 HOW = {"imitate_epochs": 0, "epochs": 2, "progressive": 5, "blocks": 0.1}  # steps of two processes: 4 an epoch
@@ -37,11 +37,7 @@ def run(result, out, environment, dies_at):
 
 def start(result, out=None, dies_at=None):
     """The exit statuses of two processes as torchrun starts them."""
-    port = str(21000 + os.getpid() % 20000 + sum(map(ord, str(result))) % 1000)
-    environments = [
-        {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank),
-         "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(2)]  # fmt: skip
-    return statuses([fork(run, result, out, environment, dies_at) for environment in environments])
+    return statuses([fork(run, result, out, environment, dies_at) for environment in torchrun(2)])
 
 
 def outcomes(result):

@@ -17,7 +17,7 @@ from polymix.train.loop import Learner
 from polymix.train.place import slices_of
 from polymix.train.run import train
 from tests.domains.texts import folder as text_files
-from tests.processes import fork, statuses
+from tests.processes import fork, statuses, torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,17 +47,9 @@ def run(folder, out, options, environment, dies_at):
     train(recipe, out, resume=(out / "checkpoint" / "last.ckpt").exists(), data_folder=folder / "data")
 
 
-def environments(world, out):
-    """What torchrun tells each of so many processes."""
-    port = str(21000 + os.getpid() % 20000 + hash(str(out)) % 1000)
-    return [{}] if world == 1 else [
-        {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-         "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world)]  # fmt: skip
-
-
 def start(folder, out, world=1, dies_at=None, **options):
     """A run on so many processes, as torchrun starts them; their exit statuses."""
-    runs = ((folder, out, options, environment, dies_at) for environment in environments(world, out))
+    runs = ((folder, out, options, environment, dies_at) for environment in torchrun(world))
     return statuses([fork(run, *each) for each in runs])
 
 

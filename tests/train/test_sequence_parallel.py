@@ -19,8 +19,8 @@ from polymix.train.registry import recipe_class
 from polymix.train.run import check_recipe, train
 from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
-from tests.processes import fork, statuses
-from tests.train.test_elastic import STEPS, environments, largest_difference, outcome, start
+from tests.processes import fork, statuses, torchrun
+from tests.train.test_elastic import STEPS, largest_difference, outcome, start
 
 OPTIONS = {"dropout": 0.0, "mixers": ("pom:decay=2", "local", "linear"), "num_layers": 3, "positions": "learned"}
 two_processes = pytest.mark.skipif(
@@ -97,7 +97,7 @@ def train_tiny(domain, out, options, environment):
 def test_domains_share_the_tokens_within_their_blocks(domain, options, tmp_path):
     for world in (1, 2):
         runs = [(domain, tmp_path / str(world), {**options, "sequence_parallel": world}, each)
-                for each in environments(world, tmp_path / str(world))]  # fmt: skip
+                for each in torchrun(world)]  # fmt: skip
         assert statuses([fork(train_tiny, *run) for run in runs]) == [0] * world
     (_, rows), (_, whole) = outcome(tmp_path / "2"), outcome(tmp_path / "1")
     for name in ("loss", "gradient_norm"):  # Adam makes steps of rounding where a gradient is zero
@@ -128,7 +128,7 @@ def test_two_processes_predict_what_one_predicts(domain, mixer, pattern, tmp_pat
     assert statuses([fork(train_tiny, domain, folder, options, {})]) == [0]
     file = min((tmp_path / "data").rglob(pattern))
     for world in (1, 2):
-        runs = [(folder, file, world, each) for each in environments(world, tmp_path / f"seen-{world}")]
+        runs = [(folder, file, world, each) for each in torchrun(world)]
         assert statuses([fork(predict_shared, *run) for run in runs]) == [0] * world
     (mine,), (other,) = (
         json.loads((tmp_path / f"seen-{world}" / "predictions.json").read_text())["results"] for world in (2, 1)

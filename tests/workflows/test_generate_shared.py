@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from polymix.errors import OptionError, PolymixError
 from tests.models.tiny import fresh
-from tests.parallel.group import free_port
-from tests.processes import fork, statuses
+from tests.processes import fork, statuses, torchrun
 from tests.workflows.test_generate import VOCAB, saved, sharp
 
 from polymix.workflows.generate import Settings, command, generate, load  # isort: skip
@@ -21,14 +20,9 @@ MIXERS = ["pom:decay=2", "local:window=4", "linear", "mamba:state_size=2", "pom:
 LINES = ["The cat sat on a mat, and the dog saw the cat sit. The dog", "a", "the dog saw the cat", "mat"]
 
 
-def environment(rank, world, port):
-    return {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
-
-
-def writes(rank, port, folder, out, settings):
+def writes(rank, environment, folder, out, settings):
     """A process of torchrun; the first one alone has the prompts."""
-    os.environ.update(environment(rank, 2, port))
+    os.environ.update(environment)
     sys.stdin, sys.stdout = io.StringIO("" if rank else "\n".join(LINES)), io.StringIO()
     assert command(folder, None, settings, lines=True, threads=1, sequence_parallel=2) == 0
     (out / f"{rank}").write_bytes(sys.stdout.getvalue().encode())
@@ -41,17 +35,17 @@ def writes(rank, port, folder, out, settings):
 def test_two_processes_write_what_one_writes(tmp_path, settings):
     folder = saved(tmp_path / "model", sharp(MIXERS, num_layers=len(MIXERS)))
     expected = generate(*load(folder), LINES, settings)
-    port = free_port()
-    assert statuses([fork(writes, rank, port, folder, tmp_path, settings) for rank in range(2)]) == [0, 0]
+    both = [fork(writes, rank, environment, folder, tmp_path, settings) for rank, environment in enumerate(torchrun(2))]
+    assert statuses(both) == [0, 0]
     assert (tmp_path / "0").read_bytes().decode() == "\n---\n".join(expected) + "\n"
     assert (tmp_path / "1").read_bytes() == b"", "both processes wrote"
 
 
-def states(rank, port):
+def states(environment):
     """The caches of two processes against one process's, of rows with padding in front."""
     from polymix.workflows.generate.shared import read_together, share
 
-    os.environ.update(environment(rank, 2, port))
+    os.environ.update(environment)
     torch.manual_seed(0)
     model = fresh(MIXERS, "gpt", vocab_size=VOCAB, num_layers=len(MIXERS)).double().eval()
     ids, mask = torch.randint(VOCAB, (2, 11)), torch.ones(2, 11, dtype=torch.int64)
@@ -70,8 +64,7 @@ def states(rank, port):
 
 @pytest.mark.slow
 def test_the_states_after_a_prompt_are_those_of_one_process():
-    port = free_port()
-    assert statuses([fork(states, rank, port) for rank in range(2)]) == [0, 0]
+    assert statuses([fork(states, environment) for environment in torchrun(2)]) == [0, 0]
 
 
 @pytest.mark.parametrize(("mixers", "options", "what"), [

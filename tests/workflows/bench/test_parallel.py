@@ -13,8 +13,7 @@ from polymix.mixers.spec import parse_mixers
 from polymix.parallel.collectives import Processes
 from polymix.workflows.bench.attention import all_to_all, ring
 from polymix.workflows.bench.parallel import HEADINGS, ParallelResults, ParallelSettings, bench_parallel, table
-from tests.parallel.group import free_port
-from tests.processes import fork, statuses
+from tests.processes import fork, free_port, statuses
 
 SETTINGS = ParallelSettings("", 2, (16,), 12, 2, 1e-3, 10.0, 1.0)
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="untested: two processes, for torch.distributed")
