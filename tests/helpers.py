@@ -44,6 +44,11 @@ def visible(batch, m, n, *, mask=None, causal=0, segments=None):
     return see
 
 
+def first_of_each(cases, *more):
+    """One case of each mixer, and some more. cases: a mixer and its options by the name of the case."""
+    return {*{name: case for case, (name, *_) in reversed(cases.items())}.values(), *more}
+
+
 def slow_but(quick, values, kinds=None):
     """Parameters of a test, all but the quick ones in slow runs alone: they are of the same kinds.
 

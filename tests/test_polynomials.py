@@ -170,10 +170,11 @@ def test_options_for_mixers_are_refused_for_a_polynomial():
             polymix.distill(report, [x], **option)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host", "x"), [
     (network, torch.randn(4, 1, 8, 8)),
-    pytest.param(lambda: token_host(polymix.PadreConfig(kernel_size=3, degree=2)), torch.randn(4, 6, 3), marks=pytest.mark.slow),
-    pytest.param(lambda: token_host(polymix.PolyNlConfig()), torch.randn(4, 6, 3), marks=pytest.mark.slow),
+    (lambda: token_host(polymix.PadreConfig(kernel_size=3, degree=2)), torch.randn(4, 6, 3)),
+    (lambda: token_host(polymix.PolyNlConfig()), torch.randn(4, 6, 3)),
 ])  # fmt: skip
 def test_its_onnx_file_has_sums_and_products_alone_and_its_numbers(tmp_path, host, x):
     """`export` runs the file by onnxruntime, at three sizes of batch; the network itself is refused."""

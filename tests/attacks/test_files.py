@@ -109,7 +109,7 @@ def variants(content):
 
 
 @pytest.mark.parametrize("verb", [
-    pytest.param(verb, marks=[pytest.mark.slow] if verb == "compare" else []) for verb in COMMANDS
+    pytest.param(verb, marks=[pytest.mark.slow] if verb in ("bench", "compare") else []) for verb in COMMANDS
 ])  # fmt: skip
 def test_results_that_are_damaged(place, verb):
     command, wrong, rows = [*COMMANDS[verb], "--resume"], [], 0

@@ -1,5 +1,7 @@
 """One set of options a mixer and form, for tests that go over the whole registry."""
 
+from tests.helpers import first_of_each
+
 CASES = {
     "softmax": ("softmax", {"heads": 3}),
     "softmax-relative": ("softmax", {"heads": 3, "relative": True, "grid": (3, 4)}),
@@ -112,4 +114,4 @@ CASES = {
     "knn-mean": ("knn", {"k": 3, "dilation": 2, "metric": "cosine", "aggregate": "mean"}),
 }
 # The first case of each mixer, and forms whose graphs have little in common with it.
-KINDS = {*{name: case for case, (name, _) in reversed(CASES.items())}.values(), "padre-causal", "pom-decay", "qt-full"}
+KINDS = first_of_each(CASES, "padre-causal", "pom-decay", "qt-full")

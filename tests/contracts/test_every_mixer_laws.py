@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import polymix
 from polymix.mixers import mixer_class
-from tests.helpers import build, close, tokens
+from tests.helpers import build, close, first_of_each, slow_but, tokens
 
 RECURRENT = {
     "padre-2": ("padre", {"causal": True, "kernel_size": 4}),
@@ -48,6 +48,7 @@ RECURRENT = {
     "local-rotary": ("local", {"heads": 2, "window": 5, "rotary": 1e4}),
     "local-wide": ("local", {"heads": 2, "rotary": 1e4}),
 }
+QUICK = first_of_each(RECURRENT, "pom-decay")
 MIXERS = {key: build(name, 8, **options) for key, (name, options) in RECURRENT.items()}
 
 
@@ -72,7 +73,7 @@ def leaves(state):
         yield from leaves(part) if isinstance(part, tuple) else [part]
 
 
-@pytest.mark.parametrize("key", list(MIXERS))
+@pytest.mark.parametrize("key", slow_but(QUICK, MIXERS))
 @given(n=st.integers(1, 24), data=st.data(), seed=st.integers(0, 999))
 def test_state_law(key, n, data, seed):
     """Any split into prefills and steps equals one causal forward, and ends in the same state."""
@@ -84,7 +85,7 @@ def test_state_law(key, n, data, seed):
         close(ours.double(), whole.double(), 1e-11)
 
 
-@pytest.mark.parametrize("key", list(MIXERS))
+@pytest.mark.parametrize("key", slow_but(QUICK, MIXERS))
 @given(data=st.data(), n=st.integers(1, 12), seed=st.integers(0, 999))
 def test_padding_law(key, data, n, seed):
     """Padding at any place, in any split, changes neither a real token's output nor the state."""

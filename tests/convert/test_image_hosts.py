@@ -11,6 +11,7 @@ import polymix
 from polymix.compat import cure_torchvision
 from polymix.errors import OptionError, PolymixError
 from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
+from tests.helpers import slow_but
 
 cure_torchvision()
 timm = pytest.importorskip("timm", reason="untested: models of timm (the extra vision)")
@@ -169,7 +170,7 @@ def without_positions(model):
     return model
 
 
-@pytest.mark.parametrize("mixer", ["padre:kernel_size=3", "qt:form=full", "poly_nl"])
+@pytest.mark.parametrize("mixer", slow_but(["padre:kernel_size=3"], ["padre:kernel_size=3", "qt:form=full", "poly_nl"]))
 def test_named_layers_are_replaced_and_learn(host, mixer):
     inputs = host.inputs()
     model = host.build()

@@ -16,6 +16,7 @@ from polymix.train.data.ctc import ReadText, ctc_losses, tokens_needed, words_of
 from polymix.train.data.edits import error_rates
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
+from tests.helpers import slow_but
 
 TINY = SpeechRecipe.tiny().changed(control=False)
 SMALL = TINY.changed(depth=2, kernel=4)
@@ -242,7 +243,9 @@ def spoken(tmp_path_factory):
     return tmp_path_factory.mktemp("spoken")
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: ",".join(options) or "default")
+@pytest.mark.parametrize(
+    "options", slow_but(COMBINATIONS[:3:2], COMBINATIONS), ids=lambda options: ",".join(options) or "default"
+)
 def test_a_run_measures_evaluates_and_predicts(options, tmp_path, spoken):
     if options.get("beam"):
         pytest.importorskip("flashlight", reason="untested: beams, for which flashlight-text is needed")

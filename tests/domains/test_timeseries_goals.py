@@ -264,7 +264,7 @@ def test_options_of_a_goal_that_cannot_be(options, said):
     ("patch", "quantiles", 96, 96, 8, {}), ("patch", "absolute", 336, 720, 16, {"head": "flat"}),
     ("patch", "squared", 8192, 96, 64, {}), ("inverted", "quantiles", 336, 192, 16, {"targets": ("b",)}),
     ("inverted", "absolute", 96, 720, 16, {}), ("inverted", "squared", 8192, 336, 64, {}),
-    ("patch", "quantiles", 8192, 720, 64, {"mixer": "dlinear"}), ("patch", "quantiles", 96, 336, 8, {"goal": "anomalies"}),
+    pytest.param("patch", "quantiles", 8192, 720, 64, {"mixer": "dlinear"}, marks=pytest.mark.slow), ("patch", "quantiles", 96, 336, 8, {"goal": "anomalies"}),
 ])  # fmt: skip
 def test_losses_hosts_horizons_contexts_gaps_and_lengths_go_together(host, criterion, context, horizon, patch, options):
     """Series of two lengths, on a clock, with missing values, one of them shorter than the context."""

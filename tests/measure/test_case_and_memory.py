@@ -80,6 +80,7 @@ def test_memory_counts_output_and_intermediates_apart(memory_of):
     assert training.peak_bytes > memory.peak_bytes, "what the backward needs is held beside"
 
 
+@pytest.mark.slow
 def test_resident_growth_is_the_call_s_own(memory_of):
     """100 MiB in this process, or in a call before, are no other call's."""
     ballast = torch.ones(100 << 18)

@@ -12,7 +12,6 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.parallel import parallelize
 from polymix.parallel.collectives import Processes
 from polymix.parallel.cost import attention_bytes, mixer_bytes
-from tests.helpers import slow_but
 from tests.processes import fork, free_port, statuses
 
 DIM, ROWS, TOKENS = 12, 2, 24
@@ -64,7 +63,8 @@ def work(rank, world, port, out):
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="untested: bytes between processes, for torch.distributed")
-@pytest.mark.parametrize("world", slow_but([2], [2, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_bytes_are_those_counted(world, tmp_path):
     port = free_port()
     assert statuses([fork(work, rank, world, port, tmp_path) for rank in range(world)]) == [0] * world

@@ -14,6 +14,7 @@ from polymix.errors import CapabilityError, MaskError, ParallelError, ShapeError
 from polymix.mixers.registry import mixer_class
 from polymix.ops.shared.sequences import apart
 from polymix.parallel import SequenceParallel, alone, gather, positions, shard
+from tests.helpers import first_of_each, slow_but
 from tests.parallel.group import largest, places, summed
 
 DIM, ROWS, TOKENS = 12, 2, 24
@@ -46,6 +47,7 @@ CASES = {
     "hyena": ("hyena", {"length": 64}, (True,)), "hyena-both": ("hyena", {"length": 64, "bidirectional": True}, (False,)),
 }  # fmt: skip
 TRIES = (Phase.explicit, Phase.generate)  # processes start anew after an error: nothing is shrunk
+QUICK = first_of_each(CASES, "padre-causal", "pom-decay")
 ROWWISE = ("padre-2d", "conv2former")  # whole rows of 3 tokens
 PREFILLED = [case for case, (name, _, causal) in CASES.items()
              if True in causal and name not in ("hyena", "softmax")]  # fmt: skip
@@ -142,14 +144,17 @@ def lengths_of(draw, world, unit=1, total=TOKENS):
 SPLIT = {"order": st.sampled_from(["contiguous", "head_tail"]), "seed": st.integers(0, 2**16), "padded": st.booleans()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
 @settings(max_examples=6, phases=TRIES)
 @given(data=st.data(), packed=st.sampled_from([None, "packed", "mixed"]), **SPLIT)
 def test_two_processes(two, case, data, order, seed, padded, packed):
     check_mixed(two, 2, case, data, order, seed, padded, packed)
 
 
-@pytest.mark.parametrize("case", ["pom", "performer", "pom-decay", "mamba", "local", "padre-2d", "hyena", "softmax"])
+@pytest.mark.parametrize(
+    "case",
+    slow_but(["pom", "mamba"], ["pom", "performer", "pom-decay", "mamba", "local", "padre-2d", "hyena", "softmax"]),
+)
 @settings(max_examples=3, phases=TRIES)
 @given(data=st.data(), packed=st.sampled_from([None, "packed", "mixed"]), **SPLIT)
 def test_four_processes(four, case, data, order, seed, padded, packed):
@@ -168,7 +173,7 @@ def mixed_on_all(mesh, *arguments):
     return mixed(mesh if mesh.ndim == 1 else mesh["dp", "cp"]._flatten("all"), *arguments)
 
 
-@pytest.mark.parametrize("case", PREFILLED)
+@pytest.mark.parametrize("case", slow_but(QUICK, PREFILLED))
 @settings(max_examples=5, phases=TRIES)
 @given(data=st.data(), **SPLIT)
 def test_pieces_then_a_step_on_one_process(two, case, data, order, seed, padded):

@@ -47,11 +47,10 @@ def check(out, folder, bound=1e-4):
 
 
 @two_processes
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "shares", "more"), [
-    (2, 2, {"accumulate": 2}),
-    pytest.param(4, 2, {"checkpointing": True}, marks=pytest.mark.slow),
-    pytest.param(3, 3, {"precision": "bfloat16"}, marks=pytest.mark.slow),
-    pytest.param(4, 2, {"strategy": "fsdp", "accumulate": 2}, marks=pytest.mark.slow),
+    (2, 2, {"accumulate": 2}), (4, 2, {"checkpointing": True}), (3, 3, {"precision": "bfloat16"}),
+    (4, 2, {"strategy": "fsdp", "accumulate": 2}),
 ])  # fmt: skip
 def test_shared_sequences_train_as_one_process_does(folder, tmp_path, world, shares, more):
     assert start(folder, tmp_path / "run", world, sequence_parallel=shares, **{**OPTIONS, **more}) == [0] * world
@@ -112,10 +111,9 @@ def predict_shared(folder, file, world, environment):
 
 
 @two_processes
+@pytest.mark.slow
 @pytest.mark.parametrize(("domain", "mixer", "pattern"), [
-    ("classify", "padre", "*.png"),
-    pytest.param("satellite", "padre", "S2_*.npy", marks=pytest.mark.slow),
-    pytest.param("segment3d", "qt", "velodyne/*.bin", marks=pytest.mark.slow),
+    ("classify", "padre", "*.png"), ("satellite", "padre", "S2_*.npy"), ("segment3d", "qt", "velodyne/*.bin"),
 ])  # fmt: skip
 def test_two_processes_predict_what_one_predicts(domain, mixer, pattern, tmp_path):
     folder, options, random = tmp_path / "run", {"mixer": mixer}, np.random.default_rng(0)
