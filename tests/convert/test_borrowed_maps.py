@@ -14,6 +14,7 @@ from polymix.mixers.heads_mixer import borrowing
 from polymix.mixers.registry import config_class
 from tests.contracts.library_cases import whisper_config
 from tests.convert.test_families import GROUPED, IDS, SMALL, encoder, known, language, logits, transformers
+from tests.helpers import slow_but
 
 ATTENDING = [name for name in polymix.list_mixers() if config_class(name)().attends]
 RECURRENT = [name for name in ATTENDING if config_class(name).mixer.capabilities.recurrent]
@@ -258,8 +259,7 @@ def test_a_plan_with_other_heads_or_fresh_weights_projects_itself():
         assert not borrows(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", ["answer", "forward"])
+@pytest.mark.parametrize("broken", slow_but((), ["answer", "forward"], ["answer"]))
 def test_a_graph_that_breaks_inside_a_layer_keeps_its_cache(broken, monkeypatch):
     """Whichever part then runs outside the graph: the next token continues from the state."""
     model = language("qwen3")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import slow_but
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed"),
@@ -60,7 +62,7 @@ def steps(out):
     return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
 
 
-@pytest.mark.parametrize("domain", sorted(SMALL))
+@pytest.mark.parametrize("domain", slow_but(["classify"], sorted(SMALL), ()))
 def test_a_killed_run_of_two_processes_goes_on_to_the_same_results(domain, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     said = finish(start(domain, whole))
