@@ -1,7 +1,8 @@
 """`polymix train`: on the command line, killed and resumed, and on two processes."""
 
+import itertools
 import os
-import time
+import signal
 
 import pytest
 import torch
@@ -37,16 +38,26 @@ def run(capsys, *arguments):
     return stop.value.code or 0, *capsys.readouterr()
 
 
-def says(environment, said, arguments):
-    """One of the processes that torchrun starts; all of them write into one file what they say."""
+def says(environment, said, arguments, slices=None):
+    """One of the processes that torchrun starts, ended after so many slices; all write into one file what they say."""
+    own, counted = Learner.forward, itertools.count()
+
+    def forward(self, batch, counts):
+        if next(counted) == slices:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return own(self, batch, counts)
+
+    Learner.forward = forward
     os.environ.update(environment)
     file = os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(file, 1), os.dup2(file, 2)
+    for stream in (1, 2):
+        os.dup2(file, stream)
     main(arguments)
 
 
-def processes(said, arguments, world=2):
-    return [fork(says, environment, said, arguments) for environment in torchrun(world)]
+def ended(said, arguments, world=2, slices=None):
+    """The exit statuses of a command on so many processes."""
+    return statuses([fork(says, environment, said, arguments, slices) for environment in torchrun(world)])
 
 
 def test_it_trains_and_says_what_it_does(capsys, written):
@@ -106,13 +117,11 @@ def test_the_default_recipe_is_sound():
 def test_two_processes_learn_as_one(written, strategy, tmp_path):
     """… the same curve, the same held-out loss, a model that loads alike; and they are resumed from half the way."""
     arguments, out = written
-    arguments += [str(out), "--set", "packing=segments", "--set", "ema=0.8", "--set", "accumulate=2"]
-    assert statuses(processes(tmp_path / "one.txt", arguments, world=1)) == [0]
     both, half = out.with_name("both"), out.with_name("half")
-    of = {folder: [str(folder) if word == str(out) else word for word in arguments] + ["--set", f"strategy={strategy}"]
-          for folder in (both, half)}  # fmt: skip
-    said = tmp_path / "both.txt"
-    assert statuses(processes(said, of[both])) == [0, 0], said.read_text()
+    said, common = tmp_path / "said.txt", ("--set", "packing=segments", "--set", "ema=0.8", "--set", "accumulate=2")
+    assert ended(tmp_path / "one.txt", [*arguments, str(out), *common], world=1) == [0]
+    common += ("--set", f"strategy={strategy}")
+    assert ended(said, [*arguments, str(both), *common]) == [0, 0], said.read_text()
     assert said.read_text().count("8 steps from 0") == 1, "both processes spoke"
     expected = rows(out)
     compare(rows(both), expected)
@@ -121,18 +130,9 @@ def test_two_processes_learn_as_one(written, strategy, tmp_path):
     torch.testing.assert_close(two, one, rtol=0, atol=1e-4)  # not of each weight: keys' biases do nothing, and drift
     state = torch.load(both / "checkpoint" / "last.ckpt", weights_only=True)
     assert state["step"] == 8 and state["slices"] == 4
-    victims = processes(tmp_path / "half.txt", of[half])
-    for victim in victims:
-        victim.start()
-    while not (half / "checkpoint" / "last.ckpt").exists():
-        assert all(victim.is_alive() for victim in victims), (tmp_path / "half.txt").read_text()
-        time.sleep(0.02)
-    for victim in victims:
-        victim.terminate()
-    for victim in victims:
-        victim.join()
-    assert [row["step"] for row in rows(half)][-1] < 8, "they were stopped too late to show anything"
-    assert statuses(processes(said, [*of[half], "--resume"])) == [0, 0], said.read_text()
+    assert ended(said, [*arguments, str(half), *common], slices=8) == [-signal.SIGTERM] * 2, said.read_text()
+    assert rows(half)[-1]["step"] == 4, "after the checkpoint and before the end"
+    assert ended(said, [*arguments, str(half), *common, "--resume"]) == [0, 0], said.read_text()
     compare(rows(half), expected)
 
 
