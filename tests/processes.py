@@ -3,8 +3,10 @@
 A fork of the worker itself would have its threads' locks without the threads, and could wait for one for ever.
 """
 
+import itertools
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 from multiprocessing import forkserver
@@ -51,6 +53,20 @@ def torchrun(world):
     shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}  # fmt: skip
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def die_after(steps, how=signal.SIGKILL):
+    """Let a signal end this process, which trains, before the first slice that follows so many steps."""
+    from polymix.train.loop import Learner
+
+    own, slices = Learner.forward, itertools.count()
+
+    def forward(self, batch, counts):
+        if next(slices) == steps * len(self.task.slices.mine):
+            os.kill(os.getpid(), how)
+        return own(self, batch, counts)
+
+    Learner.forward = forward
 
 
 def statuses(processes):

@@ -14,7 +14,7 @@ from polymix.results import empty_parts
 from polymix.train.rows import TrainRow
 from polymix.workflows.bench.run import BenchRow
 from tests.attacks.command import run, tree
-from tests.helpers import blank_pictures
+from tests.helpers import blank_pictures, slow_but
 
 TINY = ["--set", "context=16", "--set", "vocab=300", "--set", "steps=4", "--set", "hidden_size=8", "--set", "num_heads=1",
         "--set", "num_layers=1", "--set", "mixers=pom", "--set", "batch_size=2", "--set", "checkpoint_every=2", "--threads",
@@ -108,9 +108,7 @@ def variants(content):
                 yield f"{key} with {name} of another type", other
 
 
-@pytest.mark.parametrize("verb", [
-    pytest.param(verb, marks=[pytest.mark.slow] if verb in ("bench", "compare") else []) for verb in COMMANDS
-])  # fmt: skip
+@pytest.mark.parametrize("verb", slow_but([verb for verb in COMMANDS if verb not in ("bench", "compare")], COMMANDS))
 def test_results_that_are_damaged(place, verb):
     command, wrong, rows = [*COMMANDS[verb], "--resume"], [], 0
     path = place / COMMANDS[verb][-1] / "results.json"

@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 
 from polymix import convert, save_pretrained
 from polymix.cli import main
-from polymix.train.loop import Learner
 from polymix.train.registry import OWN_RECIPES, named_recipe
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
 from tests.helpers import save_blank
-from tests.processes import fork, statuses, torchrun
+from tests.processes import die_after, fork, statuses, torchrun
 
 # The runs here must have the bits of those in processes of their own, which know nothing of the tests' thresholds.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_thresholds")]
@@ -75,15 +74,7 @@ def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=
     """A run, with blank pictures unless it `draws`; in a process of its own if it has an environment or dies, by SIGKILL, which nothing can answer."""
     os.environ.update(environment or {})
     if dies_at is not None:
-        own, slices = Learner.forward, []
-
-        def forward(self, batch, counts):
-            slices.append(batch)
-            if len(slices) > (dies_at - 1) * self.task.slices.total:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return own(self, batch, counts)
-
-        Learner.forward = forward
+        die_after(dies_at - 1)
     with patch("matplotlib.figure.Figure.savefig", DRAW if draws else save_blank):
         train(recipe_of(domain, data, *words), out, resume=resume, data_folder=data / domain)
 

@@ -1,6 +1,5 @@
 """`polymix train`: on the command line, killed and resumed, and on two processes."""
 
-import itertools
 import os
 import signal
 
@@ -12,7 +11,7 @@ from polymix.models.language import PolymixGPTForCausalLM
 from polymix.train.loop import Learner
 from polymix.train.registry import named_recipe
 from tests.domains.texts import folder, rows
-from tests.processes import fork, statuses, torchrun
+from tests.processes import die_after, fork, statuses, torchrun
 
 RECIPE = """
 from polymix.domains.text.recipe import TextRecipe
@@ -38,16 +37,10 @@ def run(capsys, *arguments):
     return stop.value.code or 0, *capsys.readouterr()
 
 
-def says(environment, said, arguments, slices=None):
-    """One of the processes that torchrun starts, ended after so many slices; all write into one file what they say."""
-    own, counted = Learner.forward, itertools.count()
-
-    def forward(self, batch, counts):
-        if next(counted) == slices:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return own(self, batch, counts)
-
-    Learner.forward = forward
+def says(environment, said, arguments, steps=None):
+    """One of the processes that torchrun starts, ended after so many steps; all write into one file what they say."""
+    if steps is not None:
+        die_after(steps, signal.SIGTERM)
     os.environ.update(environment)
     file = os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for stream in (1, 2):
@@ -55,9 +48,9 @@ def says(environment, said, arguments, slices=None):
     main(arguments)
 
 
-def ended(said, arguments, world=2, slices=None):
+def ended(said, arguments, world=2, steps=None):
     """The exit statuses of a command on so many processes."""
-    return statuses([fork(says, environment, said, arguments, slices) for environment in torchrun(world)])
+    return statuses([fork(says, environment, said, arguments, steps) for environment in torchrun(world)])
 
 
 def test_it_trains_and_says_what_it_does(capsys, written):
@@ -130,7 +123,7 @@ def test_two_processes_learn_as_one(written, strategy, tmp_path):
     torch.testing.assert_close(two, one, rtol=0, atol=1e-4)  # not of each weight: keys' biases do nothing, and drift
     state = torch.load(both / "checkpoint" / "last.ckpt", weights_only=True)
     assert state["step"] == 8 and state["slices"] == 4
-    assert ended(said, [*arguments, str(half), *common], slices=8) == [-signal.SIGTERM] * 2, said.read_text()
+    assert ended(said, [*arguments, str(half), *common], steps=4) == [-signal.SIGTERM] * 2, said.read_text()
     assert rows(half)[-1]["step"] == 4, "after the checkpoint and before the end"
     assert ended(said, [*arguments, str(half), *common, "--resume"]) == [0, 0], said.read_text()
     compare(rows(half), expected)

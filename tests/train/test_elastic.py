@@ -13,11 +13,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import OptionError, ResultsError
-from polymix.train.loop import Learner
 from polymix.train.place import slices_of
 from polymix.train.run import train
 from tests.domains.texts import folder as text_files
-from tests.processes import fork, statuses, torchrun
+from tests.processes import die_after, fork, statuses, torchrun
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,15 +33,8 @@ OPTIONS = {
 def run(folder, out, options, environment, dies_at):
     """One process of a run."""
     os.environ.update(environment)
-    own, slices = Learner.forward, []
-
-    def forward(self, batch, counts):
-        slices.append(batch)
-        if dies_at is not None and len(slices) > dies_at * len(self.task.slices.mine):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(self, batch, counts)
-
-    Learner.forward = forward
+    if dies_at is not None:
+        die_after(dies_at)
     recipe = TextRecipe.make({**OPTIONS, "data": str(folder / "texts"), **options})
     train(recipe, out, resume=(out / "checkpoint" / "last.ckpt").exists(), data_folder=folder / "data")
 
