@@ -196,10 +196,24 @@ def test_samples_confusions_majority_and_the_next_command(tmp_path):
     commands = [command for _, command in next_commands(comparison(quick=True), tmp_path / "my out")]
     assert "polymix compare --out 'my out-full'" in commands
     (convert,) = [command for command in commands if "convert" in command]
-    assert convert.endswith("--plan padre"), "the mixer of the verdict"
+    assert convert.endswith("--plan padre:degree=3:token=monarch:blocks=8"), "the mixer of the verdict, as it was asked"
     old = make(NAMES, {name: [1, 2, 3, 4] for name in NAMES})  # results without samples
     old["answer"] = answer(old)
     assert "Sample images" not in write_compare(old, tmp_path / "out").read_text()
+
+
+def test_next_commands_ask_for_the_same_comparison(tmp_path):
+    """They dropped all options but --task and --data, and converted every block where half of them were compared."""
+    content = comparison(quick=True, preset="tiny", patch_size=2, mixers="padre,pom", options=["plan=1:1", "steps=9"])
+    content["host"]["recipe"]["plan"] = "1:1"
+    first, *_ = commands = [command for _, command in next_commands(content, tmp_path / "out")]
+    asked = "--preset tiny --mixers padre,pom --patch-size 2 --set plan=1:1 --set steps=9"
+    assert first == f"polymix compare {asked} --out out-full"
+    (convert,) = [command for command in commands if "convert" in command]
+    assert convert.endswith("--plan 1:1 --mixer padre:degree=3:token=monarch:blocks=8")
+    html = write_compare(content, tmp_path).read_text()
+    assert "the others keep attention" in html and "the others keep attention" in (tmp_path / "report.md").read_text()
+    assert "the others keep attention" not in write_compare(comparison(), tmp_path).read_text()
 
 
 def test_equal_layers_share_a_row(tmp_path):

@@ -26,7 +26,8 @@ from polymix.pages.plots import (
     token_axis,
 )
 from polymix.train.data.idx import FASHION
-from polymix.workflows.compare.settings import CLASSIFY
+from polymix.workflows.again import words
+from polymix.workflows.compare.settings import CLASSIFY, Settings
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import (
     headline,
@@ -59,6 +60,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         confusions=[it for label in judged(content) if (it := confusion(content, label))],
         predictions=dict(zip(content["pictures"], embedded([folder / name for name in drawn]).values(), strict=True)),
         next_commands=next_commands(content, folder),
+        plan=plan_sentence(content),
     )
     path = folder / "report.html"
     write_whole(path, html)
@@ -71,13 +73,20 @@ def title(content: dict[str, Any]) -> str:
     return content["answer"]["headline"] if content["answer"] else f"Mixers on {content['settings']['task']}"
 
 
+def plan_sentence(content: dict[str, Any]) -> str:
+    """Which blocks have the mixer, where a plan leaves others their attention."""
+    plan = content["host"]["recipe"].get("plan")
+    return f"Plan {plan}: not every block has the mixer; the others keep attention." if plan else ""
+
+
 def _markdown(content: dict[str, Any], drawn: list[str]) -> str:
     """The report without its page: sentences, the table, and the names of the pictures."""
     head = headings(content)
     lines = [f"# {markdown(title(content))}", ""]
     lines += [f"- {markdown(sentence)}" for sentence in content["answer"]["sentences"]] if content["answer"] else []
     lines += ["", table_line(head), "|---" * len(head) + "|", *map(table_line, rows(content)), ""]
-    lines += [markdown(content["control"] or ""), ""]
+    lines += [markdown(sentence) for sentence in (content["control"], plan_sentence(content)) if sentence]
+    lines += [""]
     lines += [markdown(f"Left out: {row['mixer']}. {row['reason']}") for row in content["refused"]]
     return "\n".join([*lines, *(f"![{name}]({name})" for name in drawn)]) + "\n"
 
@@ -136,30 +145,36 @@ def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
 def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     settings, verdict = content["settings"], (content["answer"] or {}).get("verdict", {})
-    task = "" if settings["task"] == CLASSIFY else f" --task {shlex.quote(settings['task'])}"
-    data = f" --data {shlex.quote(settings['data'])}" if settings["data"] else ""
+    classify = settings["task"] == CLASSIFY
     mixer = verdict.get("mixer")
     commands = []
     if settings["quick"]:
         out = shlex.quote(f"{folder.name}-full")
-        reason = "Measure properly, with more seeds, epochs and lengths:"
-        commands.append((reason, f"polymix compare{task}{data} --out {out}"))
+        commands.append(("Measure properly, with more seeds, epochs and lengths:", f"{_command(settings)} --out {out}"))
     elif verdict.get("action") == "open":
         out = shlex.quote(f"{folder.name}-again")
-        commands.append(("Measure again on an idle machine:", f"polymix compare{task}{data} --out {out}"))
-    if not task and settings["data"] in (None, "digits", FASHION):
+        commands.append(("Measure again on an idle machine:", f"{_command(settings)} --out {out}"))
+    if classify and settings["data"] in (None, "digits", FASHION):
         commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
     if content["answer"] is None:
-        again = f"polymix compare{task}{data} --tokens 64,256,1024,4096 --out {shlex.quote(f'{folder.name}-times')}"
+        out = shlex.quote(f"{folder.name}-times")
+        again = f"{_command(settings)} --tokens 64,256,1024,4096 --out {out}"
         commands.append(("Time the mixers over numbers of tokens too, and get a verdict:", again))
     if verdict.get("action") == "replace" and mixer:
-        plan = next(row["config"]["name"] for row in content["mixers"] if row["label"] == mixer)
-        words = "" if task else data
+        pattern = content["host"]["recipe"].get("plan")
+        plan = f"{shlex.quote(pattern)} --mixer {mixer}" if pattern else mixer
+        data = f" --data {shlex.quote(settings['data'])}" if classify and settings["data"] else ""
         commands.append(
-            (f"Put {plan} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{words}")
+            (f"Put {mixer} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{data}")
         )
     commands.append(("Ask for the shapes of your own model:", "polymix recommend --shape 4096x192:heads=3"))
     return commands
+
+
+def _command(settings: dict[str, Any]) -> str:
+    """`polymix compare` with the options that say what is compared."""
+    asked = words(Settings, settings, "task", "data", "layout", "preset", "mixers", "image_size", "patch_size")
+    return f"polymix compare{asked}" + "".join(f" --set {shlex.quote(option)}" for option in settings["options"])
 
 
 def looks(content: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,9 @@ from polymix.numbers import DASH, accuracy_interval, arrow, between, figure, fix
 from polymix.pages import render
 from polymix.pages.plots import publish
 from polymix.results import RESULTS
+from polymix.workflows.again import words
 from polymix.workflows.convert.plots import pictures
+from polymix.workflows.convert.settings import Settings
 
 _STAGES = ("before", "converted", "imitated", "distilled", "trained")
 
@@ -147,7 +149,10 @@ def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, s
 
 def _convert(settings: Mapping[str, Any]) -> str:
     """The command of a conversion, as far as its model and plan go."""
-    return f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
+    model = f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
+    return model + words(
+        Settings, settings, "mixer", "classes", "image_size", "context", "positions", "windows", "drop"
+    )
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:

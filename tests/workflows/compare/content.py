@@ -1,6 +1,8 @@
 """A synthetic comparison whose answer is known."""
 
-SETTINGS = {"task": "classify", "data": None, "quick": False, "dim": 192, "heads": 3, "seeds": 2, "dtype": "float32"}
+from polymix.workflows.compare.settings import Settings
+
+SETTINGS = Settings(seeds=2).to_dict()
 
 
 def row(mixer, scope, tokens, latency, stopped=None, spread=0.01, floor=None):
