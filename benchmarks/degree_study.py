@@ -11,8 +11,9 @@ Besides accuracy and loss it records how activations and gradients grow with the
 RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on the
 first 256 images.
 
-`--host deep` has eight blocks of 16 channels. `--unclipped` leaves gradients as they are, and `--precisions bfloat16`
-computes in that type: where high degrees could be unstable. `--only`, `--bases` and `--normalize` take some runs.
+`--host deep` has eight blocks of 16 channels; `--host text` is a language model with eight layers of 64 channels,
+judged by its held-out loss. `--unclipped` leaves gradients as they are, and `--precisions bfloat16` computes in that
+type: where high degrees could be unstable. `--only`, `--bases` and `--normalize` take some runs.
 
 Each finished run is written before the next begins. The same command continues an interrupted study and draws the plot.
 `--quick` takes degrees 1 to 3, one seed and two epochs.
@@ -23,29 +24,20 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from degree_hosts import HOSTS, Digits, Prose, Run
 from torch import nn
 
 import polymix
-from polymix.domains.classify.recipe import ClassifyRecipe
-from polymix.domains.classify.task import ClassifyTask
 from polymix.errors import OptionError
 from polymix.files import write_whole
 from polymix.measure.machine import manifest
-from polymix.models import VisionTransformer
-from polymix.train.data.images import ImageData, load_digits
 from polymix.train.in_memory import train_in_memory
 
 BASES = ("monomial", "chebyshev", "legendre", "hermite")
-HOSTS: dict[str, dict[str, Any]] = {
-    "tight": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 8, "depth": 1, "mlp_ratio": 0.125, "classes": 10},
-    "roomy": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": 2, "mlp_ratio": 0.25, "classes": 10},
-    "deep": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 8, "mlp_ratio": 0.25, "classes": 10},
-}
-Run = dict[str, Any]
 
 
 def runs(
@@ -61,20 +53,14 @@ def runs(
                                "precision": precision}  # fmt: skip
 
 
-def build(run: Run, host: Run) -> nn.Module:
-    options = {key: run[key] for key in ("degree", "basis", "normalize")}
-    return VisionTransformer(polymix.PadreConfig(kernel_size=3, weight="channel", **options), **host)
-
-
-def growth(model: nn.Module, data: ImageData) -> Run:
+def growth(model: nn.Module, host: Digits | Prose, data: Any) -> Run:
     """Spread and largest entry of the mixers' outputs, and the gradient's norm over their parameters."""
     mixers = [module for module in model.modules() if isinstance(module, polymix.PadreMixer)]
     outputs: list[torch.Tensor] = []
     hooks = [mixer.register_forward_hook(lambda module, args, y: outputs.append(y.detach())) for mixer in mixers]
     model.train()
     model.zero_grad()
-    images, labels = data.train.images[:256], data.train.labels[:256]
-    F.cross_entropy(model(data.normalise(images)), labels).backward()
+    host.loss(model, data).backward()
     for hook in hooks:
         hook.remove()
     grads = [p.grad.norm() for mixer in mixers for p in mixer.parameters() if p.grad is not None]
@@ -87,27 +73,24 @@ def growth(model: nn.Module, data: ImageData) -> Run:
     return found
 
 
-def measure(run: Run, host: Run, data: ImageData, recipe: ClassifyRecipe) -> Run:
-    """A training's outcome; accuracy None where it diverged. losses: of the first step of each epoch."""
+def measure(run: Run, host: Digits | Prose, data: Any) -> Run:
+    """A training's outcome; the host's score is None where it diverged. losses: of the first step of each epoch."""
     torch.manual_seed(run["seed"])
-    before, task, models = (
-        growth(build(run, host), data),
-        ClassifyTask(recipe.changed(seed=run["seed"], precision=run["precision"])),
-        [],
-    )
+    before, task = growth(host.build(run, data), host, data), host.task(run)
+    models: list[nn.Module] = []
 
     def one() -> nn.Module:
-        models.append(build(run, host))
+        models.append(host.build(run, data))
         return models[-1]
 
-    outcome: Run = {"accuracy": None, "seconds": None, "losses": []}
+    outcome: Run = {host.score: None, "seconds": None, "losses": []}
     with suppress(OptionError):  # the loss is not finite
         trained = train_in_memory(task, data, one)
-        each = -(-len(data.train) // recipe.batch_size)
-        accuracy = trained.details(task, data)["metrics"]["accuracy"]
-        outcome = {"accuracy": accuracy, "seconds": trained.seconds, "losses": trained.losses[::each]}
+        each = max(1, round(1 / task.epoch(data, 1)))
+        score = trained.details(task, data)["metrics"][host.score]
+        outcome = {host.score: score, "seconds": trained.seconds, "losses": trained.losses[::each]}
     return {
-        **run, **outcome, "at_init": before, "trained": growth(models[0], data),
+        **run, **outcome, "at_init": before, "trained": growth(models[0], host, data),
         "parameters": sum(p.numel() for p in models[0].parameters()),
     }  # fmt: skip
 
@@ -116,8 +99,16 @@ def save(path: Path, content: Run) -> None:
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
+def written(row: Run) -> float | None:
+    """Test accuracy in per cent, or the held-out loss; None: it diverged."""
+    if "loss" in row:
+        return row["loss"]
+    return None if row["accuracy"] is None else 100 * row["accuracy"]
+
+
 def table(rows: list[Run]) -> str:
-    """Test accuracy in per cent, mean over seeds, a row a basis and normalisation, a column a degree."""
+    """The score, mean over seeds, a row a basis and normalisation, a column a degree."""
+    digits = 3 if "loss" in rows[0] else 1
     degrees, first = sorted({row["degree"] for row in rows}), rows[0]["basis"]
     lines = ["| basis | Y | " + " | ".join(map(str, degrees)) + " |", "|---|---|" + "---|" * len(degrees)]
     for basis in BASES:
@@ -126,8 +117,8 @@ def table(rows: list[Run]) -> str:
             for degree in degrees:
                 its = [row for row in rows if row["degree"] == degree and row["normalize"] == normalize
                        and row["basis"] == (basis if degree > 1 else first)]  # fmt: skip
-                good = [100 * row["accuracy"] for row in its if row["accuracy"] is not None]
-                cells.append((f"{sum(good) / len(good):.1f}" if good else "–")
+                good = [score for row in its if (score := written(row)) is not None]
+                cells.append((f"{sum(good) / len(good):.{digits}f}" if good else "–")
                              + (f" ({len(its) - len(good)} diverged)" if len(good) < len(its) else ""))  # fmt: skip
             if any(cell != "–" for cell in cells):
                 lines.append(f"| {basis} | {normalize or 'as it is'} | " + " | ".join(cells) + " |")
@@ -140,7 +131,7 @@ def plot(rows: list[Run], path: Path) -> None:
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots(2, 3)
     panels = (
-        ("test accuracy, %", lambda row: None if row["accuracy"] is None else 100 * row["accuracy"]),
+        ("held-out loss" if "loss" in rows[0] else "test accuracy, %", written),
         ("gradient of the mixers at init", lambda row: row["at_init"]["gradient"]),
         ("largest output of a mixer, trained", lambda row: row["trained"]["largest"]),
     )
@@ -171,7 +162,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("degree-study"))
     parser.add_argument("--degrees", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--host", choices=HOSTS, default="tight")
     parser.add_argument("--only", type=int, nargs="+", help="these degrees alone")
     parser.add_argument("--bases", nargs="+", choices=BASES, default=BASES)
@@ -182,12 +173,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
     if chosen.quick:
-        chosen.degrees, chosen.seeds, chosen.epochs = 3, 1, 2
+        chosen.degrees, chosen.seeds, chosen.epochs = 3, 1, 0.01 if chosen.host == "text" else 2
     torch.set_num_threads(chosen.threads)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path, recipe, data = chosen.out / "results.json", ClassifyRecipe(image_size=8, epochs=chosen.epochs), load_digits(8)
-    recipe = recipe.changed(clip=None) if chosen.unclipped else recipe
-    asked = {"host": HOSTS[chosen.host], "recipe": recipe.to_dict()}
+    kind, options = HOSTS[chosen.host]
+    host = kind(options, epochs=chosen.epochs, **({"clip": None} if chosen.unclipped else {}))
+    path, asked = chosen.out / "results.json", {"host": host.options, "recipe": host.recipe.to_dict()}
     content = {**asked, "machine": manifest("cpu", chosen.threads), "rows": []}
     if path.exists():
         content = json.loads(path.read_text())
@@ -197,13 +188,15 @@ def main() -> None:
     done = {tuple(row.get(key, "float32") for key in keys) for row in content["rows"]}
     normals = [None if name == "none" else name for name in chosen.normalize]
     degrees = chosen.only or range(1, chosen.degrees + 1)
-    for run in runs(degrees, chosen.seeds, chosen.bases, normals, chosen.precisions):
-        if tuple(run.values()) in done:
-            continue
-        row = measure(run, HOSTS[chosen.host], data, recipe)
-        content["rows"].append(row)
-        save(path, content)
-        print(f"{run}  accuracy {row['accuracy']}  {row['seconds']} s", flush=True)
+    with TemporaryDirectory() as folder:
+        data = host.load(Path(folder))
+        for run in runs(degrees, chosen.seeds, chosen.bases, normals, chosen.precisions):
+            if tuple(run.values()) in done:
+                continue
+            row = measure(run, host, data)
+            content["rows"].append(row)
+            save(path, content)
+            print(f"{run}  {host.score} {row[host.score]}  {row['seconds']} s", flush=True)
     for precision in chosen.precisions:
         rows = [row for row in content["rows"] if row.get("precision", "float32") == precision]
         print(f"{precision}\n{table(rows)}")

@@ -6,8 +6,8 @@
 Every model has as many parameters as the one with attention (the feed-forward compensates for the mixer) and the same
 text, steps and learning rate, which were not tuned for any of them. Kinds of rows: `train`, the held-out loss; `time`,
 speed and memory in training, and the time of a token after 1,000 and 100,000 others; `decode`, the same for three
-models up to a million; `length`, the loss at longer contexts than in training, for models without learned positions;
-`contexts`, the losses of `pom` of several degrees that were trained at a shorter and at a longer context.
+models up to a million; `length`, the loss at shorter and longer contexts than in training, for models without learned
+positions; `contexts`, the losses of `pom` of several degrees that were trained at a shorter and at a longer context.
 `--only speed`, never run otherwise, measures the papers' models (language_steps/speed.py); its rows and their machine
 are under "speed" in the file. A model and batch take less than a minute; no other starts
 after --seconds.
@@ -62,7 +62,7 @@ def find(kind: str, label: str, seed: int, threads: int, quick: bool) -> dict[st
     if kind == "contexts":
         found = {f"loss_{context}": train(options, quick, seed, context=context)["loss"] for context in OTHERS}
     elif kind in LOSSES:
-        found = train(options, quick, seed, longer=kind == "length")
+        found = train(options, quick, seed, windows=kind == "length")
     else:
         before = BEFORE if kind == "decode" else (BEFORE[0], BEFORE[2])
         found = measure(label, threads, quick, kind == "time", (1000, 4000) if quick else before)

@@ -12,6 +12,7 @@ interrupted run. `--quick` only checks that everything runs.
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "pom, k = 2, then softmax": {"mixers": [SHIFT, "pom", "softmax"], "num_layers": 3},
     "local, window 32": {"mixers": [SHIFT, "local:window=32"]},
     "hydra": {"mixers": [SHIFT, "hydra"]},
+    "nothing": {"mixers": [SHIFT, "local:window=1"]},  # after the convolution no token sees another
     "padre, degree 2": {"mixers": [SHIFT, "padre-2"]},
     "linear": {"mixers": [SHIFT, "linear"]},
     "qt": {"mixers": [SHIFT, "qt"]},
@@ -75,14 +77,14 @@ def run(name: str, label: str, recipe: RecallRecipe, seed: int) -> dict[str, Any
 
 
 def mark_best(rows: list[dict[str, Any]]) -> None:
-    """For each task, model and seed the row of the learning rate with the highest accuracy over all sizes."""
-    best: dict[Any, dict[str, Any]] = {}
+    """For each task and model the rows of one learning rate, with the highest mean accuracy over sizes and seeds."""
+    found: dict[Any, dict[float, list[float]]] = {}
     for row in rows:
-        key = row["task"], row["model"], row["seed"]
-        if key not in best or sum(row["accuracy"] or ()) > sum(best[key]["accuracy"] or ()):
-            best[key] = row
+        rates = found.setdefault((row["task"], row["model"]), {})
+        rates.setdefault(row["learning_rate"], []).append(sum(row["accuracy"] or ()))
     for row in rows:
-        row["best"] = row is best[row["task"], row["model"], row["seed"]]
+        rates = found[row["task"], row["model"]]
+        row["best"] = row["learning_rate"] == max(rates, key=lambda rate: fmean(rates[rate]))
 
 
 def plot(content: dict[str, Any], path: Path) -> None:

@@ -44,9 +44,9 @@ def test_a_difference_within_the_range_over_the_seeds_is_none(overview):
 
 @pytest.mark.parametrize(("runs", "sentence"), [
     ({"softmax": 0.8, "pom": 0.9, "padre": 0.4, "linear_floor": 0.4},
-     "mixing decides; better than attention: `pom`; worse: `padre`; no better than the control: `padre`."),
+     "mixing decides; better than attention: `pom`; worse: `padre`; not clearly better than the control: `padre`."),
     ({"softmax": 0.8, "pom": 0.81, "linear_floor": 0.79},
-     "attention is level with the control; no mixer is clearly better; level: `pom`; no better than the control: `pom`."),
+     "attention is level with the control; no mixer is clearly better; level: `pom`; not clearly better than the control: `pom`."),
     ({"softmax": 0.5, "pom": 0.9, "linear_floor": 0.6},
      "attention is behind the control; better than it: `pom`; better than attention: `pom`."),
     ({"softmax": 0.5, "pom": 0.4}, "no control was trained; worse: `pom`."),

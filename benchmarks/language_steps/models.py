@@ -24,6 +24,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "linear": {"mixers": ["linear"]},
     "mamba": {"mixers": ["mamba"]},
     "performer": {"mixers": ["performer"]},  # PoM's Table 6: its training diverged there
+    "nothing": {"mixers": ["local:window=1"]},  # a token sees itself alone; language models take no linear_floor
     "pom, conv": {"mixers": ["pom"], "short_conv": 4},
     "pom, decay": {"mixers": ["pom:decay=8"]},
     "pom, decay, conv": {"mixers": ["pom:decay=8"], "short_conv": 4},
@@ -38,7 +39,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 # Those of them that are read at contexts they were not trained for: without learned positions.
 LENGTHS = ("softmax, rotary", "pom, rotary", "pom+local, rotary", "pom+local, decay, conv, no positions")
-LONGER = (512, 1024, 2048, 4096)
+WINDOWS = (128, 256, 512, 1024, 2048, 4096)
 # Those that are trained at other contexts too, on as many tokens: does a longer one need a higher degree?
 DEGREES = ("pom", "pom k=3", "pom k=5")
 OTHERS = (128, 2048)

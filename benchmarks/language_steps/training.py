@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from language_steps.models import BATCH, CONTEXT, LONGER, RATE, SIZE, STEPS, VOCAB, config
+from language_steps.models import BATCH, CONTEXT, RATE, SIZE, STEPS, VOCAB, WINDOWS, config
 from polymix.convert.adapters.libraries import load_whole
 from polymix.domains.text.data import load
 from polymix.domains.text.metrics import HeldOut, evaluate
@@ -19,9 +19,9 @@ from polymix.train.task import IGNORED, Process
 
 
 def train(
-    options: Mapping[str, Any], quick: bool, seed: int, longer: bool = False, context: int = CONTEXT
+    options: Mapping[str, Any], quick: bool, seed: int, windows: bool = False, context: int = CONTEXT
 ) -> dict[str, Any]:
-    """Its held-out loss after BATCH · CONTEXT tokens a step; with `longer` that at each context of LONGER."""
+    """Its held-out loss after BATCH · CONTEXT tokens a step; with `windows` that at each length of WINDOWS."""
     chosen = config(options, quick)
     steps = 4 if quick else STEPS
     others = {name: value for name, value in options.items() if name != "mixers"}
@@ -33,8 +33,8 @@ def train(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         last = train_run(recipe, folder)
-        if longer:
-            return {f"loss_{context}": loss_at(Path(folder), recipe, context) for context in LONGER}
+        if windows:
+            return {f"loss_{context}": loss_at(Path(folder), recipe, context) for context in WINDOWS}
     return {"loss": last["val_loss"], "bits_per_byte": last["bits_per_byte"], "train_loss": last["loss"]}
 
 

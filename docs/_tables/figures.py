@@ -315,13 +315,20 @@ def study(folder: str) -> dict[str, Any]:
 
 def study_setting(folder: str) -> str:
     content = study(folder)
-    host, seeds = content["host"], len({row["seed"] for row in content["rows"]})
-    side = host["image_size"] // host["patch_size"]
-    return (
-        f"{side * side} tokens of {host['patch_size']} × {host['patch_size']} pixels, blocks: {host['depth']}, "
-        f"channels: {host['dim']}, hidden units of an MLP: {int(host['dim'] * host['mlp_ratio'])}, "
-        f"epochs: {content['recipe']['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}."
-    )
+    host, recipe, seeds = content["host"], content["recipe"], len({row["seed"] for row in content["rows"]})
+    if "num_layers" in host:
+        model = (
+            f"Steps of {recipe['batch_size']} × {recipe['context']} tokens of {recipe['vocab']:,}, "
+            f"layers: {host['num_layers']}, channels: {host['hidden_size']}, hidden units of an MLP: "
+            f"{host['intermediate_size']}, "
+        )
+    else:
+        side = host["image_size"] // host["patch_size"]
+        model = (
+            f"{side * side} tokens of {host['patch_size']} × {host['patch_size']} pixels, blocks: {host['depth']}, "
+            f"channels: {host['dim']}, hidden units of an MLP: {int(host['dim'] * host['mlp_ratio'])}, "
+        )
+    return f"{model}epochs: {recipe['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}."
 
 
 def by_degree(folder: str, cell: Callable[[list[dict[str, Any]]], str]) -> str:
@@ -347,20 +354,25 @@ def growth(when: str, figure: str, folder: str) -> str:
     return by_degree(folder, lambda runs: mean([run[when][figure] for run in runs]))
 
 
-def study_deep() -> str:
+def by_precision(folder: str) -> str:
     """Eight blocks without clipping: a row for each basis and degree, with a cell for each precision."""
-    rows = study("degree-study-deep")["rows"]
+    rows = study(folder)["rows"]
+    score, unit, form = ("loss", 1, "{:.3f}") if "loss" in rows[0] else ("accuracy", 100, "{:.1f}")
+
+    def cell(its: list[dict[str, Any]]) -> str:
+        diverged = sum(row[score] is None for row in its)
+        if diverged or not its:
+            return f"{diverged} of {len(its)} diverged" if its else "–"
+        largest = max(row["trained"]["largest"] for row in its)
+        return f"{over_seeds([unit * row[score] for row in its], form.format)} ({largest:.0f})"
+
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     lines = []
     for basis, degree in sorted({(row["basis"], row["degree"]) for row in rows}, key=lambda pair: pair[::-1]):
-        runs = {row["precision"]: row for row in rows if (row["basis"], row["degree"]) == (basis, degree)}
-        cells = [
-            "–" if run is None else "diverged" if run["accuracy"] is None else
-            f"{100 * run['accuracy']:.1f} ({run['trained']['largest']:.0f})"
-            for run in map(runs.get, precisions)
-        ]  # fmt: skip
+        mine = [row for row in rows if (row["basis"], row["degree"]) == (basis, degree)]
+        cells = [cell([row for row in mine if row["precision"] == precision]) for precision in precisions]
         lines.append((degree, basis, *cells))
-    return f"{study_setting('degree-study-deep')}\n\n{table(('degree', 'basis', *precisions), lines)}"
+    return f"{study_setting(folder)}\n\n{table(('degree', 'basis', *precisions), lines)}"
 
 
 def mean(values: list[float | None]) -> str:
@@ -394,7 +406,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
     "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),
     "qt-error": qt_error,
-    "degree-study-deep": study_deep,
+    "degree-study-deep": partial(by_precision, "degree-study-deep"),
+    "degree-study-text": partial(by_precision, "degree-study-text"),
 }
 for folder in STUDIES:
     TABLES |= {

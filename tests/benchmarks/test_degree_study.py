@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,13 +32,31 @@ def test_only_the_bases_degrees_and_precisions_that_are_asked_for(script):
     assert {run["precision"] for run in found} == {"float32", "float16"}
 
 
-@pytest.mark.parametrize(("host", "blocks", "channels"), [("tight", 1, 8), ("roomy", 2, 32), ("deep", 8, 16)])
+@pytest.mark.parametrize(
+    ("host", "blocks", "channels"), [("tight", 1, 8), ("roomy", 2, 32), ("deep", 8, 16), ("text", 8, 64)]
+)
 def test_a_host_has_its_blocks(script, host, blocks, channels):
-    run = {"degree": 2, "basis": "legendre", "normalize": "rms"}
-    model = script.build(run, script.HOSTS[host])
-    configs = [mixer.config for mixer in model.modules() if isinstance(mixer, script.polymix.PadreMixer)]
-    assert len(configs) == blocks and {(config.basis, config.normalize) for config in configs} == {("legendre", "rms")}
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10) and model.blocks[0].mixer.dim == channels
+    kind, options = script.HOSTS[host]
+    run = {"degree": 2, "basis": "legendre", "normalize": "rms", "seed": 0, "precision": "float32"}
+    model = kind(options).build(run, None if host != "text" else SimpleNamespace(vocab=9, end=None, tokenizer=None))
+    mixers = [mixer for mixer in model.modules() if isinstance(mixer, script.polymix.PadreMixer)]
+    assert len(mixers) == blocks and {mixer.dim for mixer in mixers} == {channels}
+    found = {(mixer.config.degree, mixer.config.basis, mixer.config.normalize) for mixer in mixers}
+    assert found == {(2, "legendre", "rms")} and {mixer.config.weight for mixer in mixers} == {"channel"}
+    if host != "text":
+        assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.slow
+def test_text_is_judged_by_its_held_out_loss(script, monkeypatch, tmp_path, capsys):
+    """Without clipping too: the recipe of text is another one than that of digits."""
+    content = study(script, monkeypatch, tmp_path, "--host", "text", "--unclipped")
+    (row,) = content["rows"]
+    assert content["recipe"]["clip"] is None and content["recipe"]["epochs"] == 0.01
+    assert 5 < row["loss"] < 6.24, "below guessing among 512 tokens, ln 512"
+    assert (
+        row["at_init"] != row["trained"] and f"| monomial | as it is | {row['loss']:.3f} |" in capsys.readouterr().out
+    )
 
 
 def test_a_study_goes_on_where_it_stopped_and_a_precision_changes_it(script, monkeypatch, tmp_path, capsys):
@@ -61,7 +80,7 @@ def test_a_training_without_clipping_that_diverges_is_a_row_without_an_accuracy(
     tasks = []
     monkeypatch.setattr(script, "train_in_memory", lambda task, data, make: (tasks.append(task), make(), diverge())[2])
     content = study(script, monkeypatch, tmp_path, "--unclipped")
-    assert tasks[0].recipe.clip is None is content["recipe"]["clip"] and script.ClassifyRecipe().clip is not None
+    assert tasks[0].recipe.clip is None is content["recipe"]["clip"] and script.Digits({}).recipe.clip is not None
     (row,) = content["rows"]
     assert row["accuracy"] is None and row["losses"] == [] and row["trained"]["rms"] > 0
     assert "– (1 diverged)" in script.table(content["rows"])
