@@ -29,6 +29,7 @@ FEW = {
     "jigsaw": {},
     "faces": {"scenes": 16, "test_scenes": 2},
     "instances": {"scenes": 16, "test_scenes": 2},
+    "detect": {"scenes": 64, "test_scenes": 8},
     "segment": {"scenes": 64, "test_scenes": 8},
     "segment3d": {"scans": 2, "test_scans": 1},
     "detect3d": {"scenes": 6, "test_scenes": 1},
@@ -36,6 +37,7 @@ FEW = {
     "speech": {"synthetic_train": 64, "synthetic_test": 8},
     "depth": {"synthetic_train": 64, "synthetic_test": 8},
     "timeseries": {"synthetic_series": 128},
+    "generation": {},
 }
 BY_CHANCE = ("instances",)  # what its inference costs depends on what fresh weights find
 NOTE = "Speeds: processor time of one thread (`python benchmarks/task_speeds.py {}`)."

@@ -152,6 +152,8 @@ def test_the_machine_is_as_its_type_says():
         (CompareContent, "compare-fashion"),
         (CompareContent, "compare-scenes"),
         (CompareContent, "compare-padre"),
+        (CompareContent, "compare-fashion-hybrid"),
+        (CompareContent, "compare-scenes-hybrid"),
     ],
 )
 def test_published_results_have_the_types_of_today(kind, folder):

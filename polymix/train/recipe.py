@@ -329,6 +329,10 @@ class Recipe(BaseModel):
             return self.trains_control and self.source is None and self.mixer_name != CONTROL
         return self.control and self.mixer_name != CONTROL
 
+    def for_control(self: R) -> R:
+        """This recipe with `linear_floor`, of fresh weights, in every block: a plan would leave some their attention."""
+        return self.changed(mixer=CONTROL, control=False, plan=None, init=None)
+
     def for_data(self: R, epochs_per_step: float) -> R:
         """This recipe with the steps that its `epochs` take; without epochs, as it is.
 

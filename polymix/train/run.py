@@ -76,8 +76,7 @@ def _with_control(
         return _train(task, out, resume, data_folder, data, on_step).latest()
     below = out / CONTROL_FOLDER
     check_no_checkpoint(below, resume)
-    control = recipe.changed(mixer=CONTROL, control=False, plan=None, init=None)
-    control_task = check_recipe(control, say)
+    control_task = check_recipe(recipe.for_control(), say)
     latest = _train(task, out, resume, data_folder, data, on_step).latest()
     say = say if processes()[0] == 0 else silent
     say(f"The control: {CONTROL}, which mixes nothing between tokens")

@@ -155,7 +155,8 @@ class Asked:
 
     def recipe_of(self, label: str, seed: int = 0) -> Recipe:
         """The recipe of one run."""
-        return self.recipe.changed(mixer=label, seed=seed)
+        recipe = self.recipe.for_control() if label == CONTROL else self.recipe.changed(mixer=label)
+        return recipe.changed(seed=seed)
 
 
 @contextmanager

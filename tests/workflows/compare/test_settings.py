@@ -30,3 +30,12 @@ def test_options_that_do_not_fit_are_errors():
     with pytest.raises(OptionError, match="--mixers"):
         Settings(options=("mixer=pom",)).check()
     assert Settings(task="recall").check().tokens == () and Settings(task="recall", tokens=(4,)).check().tokens == (4,)
+
+
+def test_a_plan_does_not_leave_the_control_its_attention():
+    """With plan=1:1 half of its blocks were attention, and "a model without any token mixing" was level with it."""
+    asked = Settings(options=("plan=1:1",), mixers="pom").check()
+    recipes = {label: asked.recipe_of(label, seed=4) for label in asked.labels}
+    assert {label: (its.mixer, its.plan, its.seed) for label, its in recipes.items()} == {
+        "softmax": ("softmax", "1:1", 4), "pom": ("pom", "1:1", 4), "linear_floor": ("linear_floor", None, 4),
+    }  # fmt: skip
