@@ -330,7 +330,7 @@ class Recipe(BaseModel):
         return self.control and self.mixer_name != CONTROL
 
     def for_control(self: R) -> R:
-        """This recipe with `linear_floor`, of fresh weights, in every block: a plan would leave some their attention."""
+        """This recipe with `linear_floor` in every block, also those to which a plan leaves attention, and untrained."""
         return self.changed(mixer=CONTROL, control=False, plan=None, init=None)
 
     def for_data(self: R, epochs_per_step: float) -> R:
