@@ -330,7 +330,7 @@ class Recipe(BaseModel):
         return self.control and self.mixer_name != CONTROL
 
     def for_control(self: R) -> R:
-        """This recipe with `linear_floor` in every block, also where a plan leaves attention, and with fresh weights."""
+        """This recipe with `linear_floor` in every block, also where a plan leaves attention, with fresh weights."""
         return self.changed(mixer=CONTROL, control=False, plan=None, init=None)
 
     def for_data(self: R, epochs_per_step: float) -> R:
