@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -41,6 +42,9 @@ class Digits:
         chosen = {key: run[key] for key in ("degree", "basis", "normalize")}
         return VisionTransformer(polymix.PadreConfig(**FIXED, **chosen), **self.options)
 
+    def without_model(self, data: ImageData) -> dict[str, float]:
+        return {}
+
     def loss(self, model: nn.Module, data: ImageData) -> Tensor:
         images, labels = data.train.images[:256], data.train.labels[:256]
         return F.cross_entropy(model(data.normalise(images)), labels)
@@ -66,6 +70,12 @@ class Prose:
 
     def build(self, run: Run, data: TextData) -> nn.Module:
         return self.task(run).build(data)
+
+    def without_model(self, data: TextData) -> dict[str, float]:
+        """frequencies: the held-out loss of one who only knows how often each token occurs."""
+        train, held = (part[0 : len(part)] for part in (data.train, data.val))
+        shares = torch.bincount(train, minlength=data.vocab).add(1).double()
+        return {"frequencies": -(shares / shares.sum()).log()[held].mean().item()}
 
     def loss(self, model: nn.Module, data: TextData) -> Tensor:
         task = TextTask(self.recipe)

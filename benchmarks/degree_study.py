@@ -190,6 +190,7 @@ def main() -> None:
     degrees = chosen.only or range(1, chosen.degrees + 1)
     with TemporaryDirectory() as folder:
         data = host.load(Path(folder))
+        content |= host.without_model(data)
         for run in runs(degrees, chosen.seeds, chosen.bases, normals, chosen.precisions):
             if tuple(run.values()) in done:
                 continue

@@ -33,6 +33,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "pom, rotary": {"mixers": ["pom"], "positions": "rotary"},
     "pom+local, rotary": {"mixers": ["pom", "local"], "positions": "rotary"},
     "pom, decay, no positions": {"mixers": ["pom:decay=8"], "positions": "none"},
+    "nothing, no positions": {"mixers": ["local:window=1"], "positions": "none"},
     "pom+local, decay, conv, no positions": {
         "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
     },

@@ -328,7 +328,8 @@ def study_setting(folder: str) -> str:
             f"{side * side} tokens of {host['patch_size']} × {host['patch_size']} pixels, blocks: {host['depth']}, "
             f"channels: {host['dim']}, hidden units of an MLP: {int(host['dim'] * host['mlp_ratio'])}, "
         )
-    return f"{model}epochs: {recipe['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}."
+    counted = f" By the tokens' frequencies alone: {content['frequencies']:.3f}." if "frequencies" in content else ""
+    return f"{model}epochs: {recipe['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}.{counted}"
 
 
 def by_degree(folder: str, cell: Callable[[list[dict[str, Any]]], str]) -> str:
@@ -408,6 +409,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qt-error": qt_error,
     "degree-study-deep": partial(by_precision, "degree-study-deep"),
     "degree-study-text": partial(by_precision, "degree-study-text"),
+    "degree-study-text-clipped": partial(by_precision, "degree-study-text-clipped"),
 }
 for folder in STUDIES:
     TABLES |= {

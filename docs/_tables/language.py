@@ -122,7 +122,7 @@ def recall(task: str) -> str:
                 for few, many in zip(first["state"][0], first["state"][-1], strict=True)]  # fmt: skip
         accuracies = [row["accuracy"] for row in rows]
         cells = ["diverged"] * len(first["sizes"]) if None in accuracies else [
-            f"{fmean(column):.0%}" for column in zip(*accuracies, strict=True)]  # fmt: skip
+            over_seeds(column, "{:.0%}".format) for column in zip(*accuracies, strict=True)]  # fmt: skip
         rates = " ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rate"] for row in rows))
         lines.append((model, f"{first['parameters']:,}", " + ".join(state), *cells, rates))
     unit = "pairs" if task == "recall" else "tokens"
@@ -134,11 +134,12 @@ def recall(task: str) -> str:
 def recall_setting() -> str:
     content = load("recall.json")
     recipe, host = content["recipe"], content["host"]
-    rates, seeds = (f"{rate:g}" for rate in recipe["learning_rate"]), len({row["seed"] for row in content["rows"]})
+    rates = (f"{rate:g}" for rate in recipe["learning_rate"])
     return (
         f"Width {host['hidden_size']}, {host['num_heads']} heads, vocabulary of {host['vocab_size']}, up to "
         f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, the better of the learning rates "
-        f"{' and '.join(rates)}, seeds: {seeds}; {where(content['machine'])}, float32. "
+        f"{' and '.join(rates)} over all seeds; ±: half the range over three seeds, without it: one seed. "
+        f"{where(content['machine'])}, float32. "
         "`python benchmarks/recall.py benchmarks/results/recall.json --plot docs/images/recall.png`"
     )
 

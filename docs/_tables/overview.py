@@ -21,8 +21,9 @@ COLUMNS = (ATTENTION, HYBRID, "padre", "pom", "qt", "poly_nl", "poly_sa", FLOOR,
 HEADS = {ATTENTION: "attention", HYBRID: "hybrid", FLOOR: "control", NO_BLOCK: "no block"}
 BETTER, WORSE, NO_BETTER = "▲", "▼", "○"
 SHARES = ("cer_blotted", "wer")  # error rates, judged as accuracies are: near 0 a twentieth of them is nothing
-# Names of language.json and of recall.json as a recipe has them.
+# Names of three studies as a recipe has them.
 LANGUAGE = {"pom+local": "pom (1:1 local)", "nothing": FLOOR}
+SCALING = {"attention": ATTENTION, "pom and local": "pom (1:1 local)", "nothing": FLOOR}
 RECALL = {
     "pom, k = 2": "pom", "pom, k = 2, then softmax": "pom (1:1)", "local, window 32": "local",
     "padre, degree 2": "padre-2", "nothing": FLOOR,
@@ -153,6 +154,15 @@ def _text() -> Domain:
     return _domain("text", "../research/language.md", "loss", False, runs, speeds)
 
 
+def _brown() -> Domain:
+    """The Brown corpus at the largest size of the study of sizes, trained on a GPU."""
+    content, runs = load("scaling.json"), dict[str, list[float]]()
+    for row in content["rows"]:
+        if (row["task"], row["size"]) == ("text", list(content["sizes"])[-1]):
+            runs.setdefault(SCALING.get(row["mixer"], row["mixer"]), []).append(row["val_loss"])
+    return _domain("text, Brown corpus", "../research/scaling.md", "loss", False, runs, {})
+
+
 def _recall() -> Domain:
     """At the better of the two learning rates."""
     runs: dict[str, list[float]] = {}
@@ -168,7 +178,7 @@ def all_domains() -> tuple[Domain, ...]:
     return (
         _comparison("classify, digit scenes", "compare-scenes", "classify.md"),
         _comparison("classify, Fashion-MNIST", "compare-fashion", "classify.md"),
-        *_tasks(), _text(), _recall(),
+        *_tasks(), _text(), _brown(), _recall(),
     )  # fmt: skip
 
 
