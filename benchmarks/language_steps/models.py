@@ -10,6 +10,7 @@ from polymix.models.language import PolymixGPTConfig, matched
 SIZE = {"hidden_size": 192, "num_layers": 4, "num_heads": 3}
 QUICK = {"hidden_size": 48, "num_layers": 2, "num_heads": 3}
 CONTEXT, BATCH, STEPS, VOCAB, RATE = 512, 4, 400, 1024, 2e-3
+POSITIONS = "none"  # of models that do not say otherwise: causal mixers know order
 MODELS: Mapping[str, dict[str, Any]] = {
     "softmax": {"mixers": ["softmax"]},
     "local": {"mixers": ["local"]},
@@ -24,22 +25,27 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "linear": {"mixers": ["linear"]},
     "mamba": {"mixers": ["mamba"]},
     "performer": {"mixers": ["performer"]},  # PoM's Table 6: its training diverged there
-    "nothing": {"mixers": ["local:window=1"]},  # a token sees itself alone; language models take no linear_floor
-    "pom, conv": {"mixers": ["pom"], "short_conv": 4},
+    "nothing": {"mixers": ["local:window=1"]},  # a token sees itself alone: language models take no linear_floor
     "pom, decay": {"mixers": ["pom:decay=8"]},
-    "pom, decay, conv": {"mixers": ["pom:decay=8"], "short_conv": 4},
     "pom+local, decay, conv": {"mixers": ["pom:decay=8", "local"], "short_conv": 4},
     "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},
     "pom, rotary": {"mixers": ["pom"], "positions": "rotary"},
     "pom+local, rotary": {"mixers": ["pom", "local"], "positions": "rotary"},
-    "pom, decay, no positions": {"mixers": ["pom:decay=8"], "positions": "none"},
-    "nothing, no positions": {"mixers": ["local:window=1"], "positions": "none"},
-    "pom+local, decay, conv, no positions": {
-        "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
-    },
-}  # fmt: skip
+    "softmax, learned": {"mixers": ["softmax"], "positions": "learned"},
+    "local, learned": {"mixers": ["local"], "positions": "learned"},
+    "pom, learned": {"mixers": ["pom"], "positions": "learned"},
+    "pom k=3, learned": {"mixers": ["pom:degree=3"], "positions": "learned"},
+    "pom+local, learned": {"mixers": ["pom", "local"], "positions": "learned"},
+    "padre, learned": {"mixers": ["padre"], "positions": "learned"},
+    "qt, learned": {"mixers": ["qt"], "positions": "learned"},
+    "mamba, learned": {"mixers": ["mamba"], "positions": "learned"},
+    "pom, conv, learned": {"mixers": ["pom"], "short_conv": 4, "positions": "learned"},
+    "pom, decay, learned": {"mixers": ["pom:decay=8"], "positions": "learned"},
+    "pom, decay, conv, learned": {"mixers": ["pom:decay=8"], "short_conv": 4, "positions": "learned"},
+    "pom+local, decay, conv, learned": {"mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "learned"},
+}
 # Those of them that are read at contexts they were not trained for: without learned positions.
-LENGTHS = ("softmax, rotary", "pom, rotary", "pom+local, rotary", "pom+local, decay, conv, no positions")
+LENGTHS = ("softmax, rotary", "pom, rotary", "pom+local, rotary", "pom+local, decay, conv")
 WINDOWS = (128, 256, 512, 1024, 2048, 4096)
 # Those that are trained at other contexts too, on as many tokens: does a longer one need a higher degree?
 DEGREES = ("pom", "pom k=3", "pom k=5")
@@ -51,6 +57,6 @@ BEFORE = (1_000, 10_000, 100_000, 1_000_000)
 
 def config(options: Mapping[str, Any], quick: bool, positions: int = CONTEXT) -> PolymixGPTConfig:
     """A model's config; its feed-forward is that for CONTEXT positions, however many it has."""
-    size = {"vocab_size": VOCAB, **(QUICK if quick else SIZE), **options}
+    size = {"vocab_size": VOCAB, **(QUICK if quick else SIZE), "positions": POSITIONS, **options}
     hidden = matched(PolymixGPTConfig(max_position_embeddings=CONTEXT, **size)).intermediate_size
     return PolymixGPTConfig(max_position_embeddings=positions, intermediate_size=hidden, **size)

@@ -18,7 +18,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     means = sorted(((fmean(found), label) for label, found in losses.items()), reverse=True)
     for place, (mean, label) in enumerate(means):
-        colour = {"softmax": "black", "nothing": "grey", "nothing, no positions": "grey"}.get(label, "C0")
+        colour = {"softmax": "black", "nothing": "grey"}.get(label, "C0")
         left.plot(losses[label], [place] * len(losses[label]), "o", color=colour, markersize=3, alpha=0.4)
         left.plot([mean], [place], "o", color=colour)
         left.annotate(

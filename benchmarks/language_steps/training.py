@@ -18,19 +18,23 @@ from polymix.train.run import train as train_run
 from polymix.train.task import IGNORED, Process
 
 
-def train(
-    options: Mapping[str, Any], quick: bool, seed: int, windows: bool = False, context: int = CONTEXT
-) -> dict[str, Any]:
-    """Its held-out loss after BATCH · CONTEXT tokens a step; with `windows` that at each length of WINDOWS."""
-    chosen = config(options, quick)
-    steps = 4 if quick else STEPS
+def recipe_of(options: Mapping[str, Any], quick: bool, seed: int, context: int = CONTEXT) -> TextRecipe:
+    """The training of `config(options, quick)` at a context, with BATCH · CONTEXT tokens a step."""
+    chosen, steps = config(options, quick), 4 if quick else STEPS
     others = {name: value for name, value in options.items() if name != "mixers"}
-    sizes = {name: getattr(chosen, name) for name in (*SIZE, "intermediate_size")}
-    recipe = TextRecipe(
+    sizes = {name: getattr(chosen, name) for name in (*SIZE, "intermediate_size", "positions")}
+    return TextRecipe(
         mixer=",".join(options["mixers"]), options={**others, **sizes, "max_position_embeddings": context},
         context=context, batch_size=BATCH * CONTEXT // context, steps=steps, vocab=VOCAB, seed=seed,
         learning_rate=RATE, prompts=(), evaluate_every=steps, checkpoint_every=steps,
     )  # fmt: skip
+
+
+def train(
+    options: Mapping[str, Any], quick: bool, seed: int, windows: bool = False, context: int = CONTEXT
+) -> dict[str, Any]:
+    """Its held-out loss; with `windows` that at each length of WINDOWS."""
+    recipe = recipe_of(options, quick, seed, context)
     with tempfile.TemporaryDirectory() as folder:
         last = train_run(recipe, folder)
         if windows:

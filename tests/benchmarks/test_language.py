@@ -1,0 +1,31 @@
+"""benchmarks/language.py: what its rows say is what is trained."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from language_steps import models, training
+
+    return models, training
+
+
+def test_every_model_is_trained_with_the_config_that_its_row_counts(steps):
+    """Rows were trained without positions, and counted and compared as if they had learned ones."""
+    from polymix.domains.text.model import model_config
+
+    models, training = steps
+    for label, options in models.MODELS.items():
+        wanted = models.config(options, quick=False)
+        for context in (models.CONTEXT, *models.OTHERS):
+            built = model_config(training.recipe_of(options, False, 0, context), models.VOCAB)
+            assert built.max_position_embeddings == context
+            names = (*models.SIZE, "intermediate_size", "positions", "mixers", "short_conv", "vocab_size")
+            assert {name: getattr(built, name) for name in names} == {name: getattr(wanted, name) for name in names}, (
+                label
+            )
