@@ -14,7 +14,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
     for row in content["rows"]:
         if row["kind"] == "train":
             losses.setdefault(row["model"], []).append(row["loss"])
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, max(4.2, 0.22 * len(losses))), layout="constrained")
     left, right = figure.subplots(1, 2)
     means = sorted(((fmean(found), label) for label, found in losses.items()), reverse=True)
     for place, (mean, label) in enumerate(means):
