@@ -101,7 +101,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
         if not its:
             continue
         mean = torch.tensor([row["accuracy"] for row in its]).mean(0).tolist()
-        colour = {"softmax": "black", "nothing": "grey"}.get(label, f"C{place % 10}")
+        colour = {"softmax": "black", "nothing": "tan"}.get(label, f"C{place % 10}")
         style = {"color": colour, "marker": "o" if place < 10 else "s", "markersize": 5}
         left.plot(sizes, mean, label=label, **style)
         right.plot([sum(its[0]["state"][middle])], [mean[middle]], linestyle="none", **style)
