@@ -35,7 +35,6 @@ OURS: dict[str, set[float]] = {
     "docs/research/default-data.md": {0.001, 0.0018},  # measured
     "docs/research/hexagon.md": {8},  # a Snapdragon
     "docs/research/kernels.md": {2.1, 8.4, 96, 192},  # counted
-    "docs/research/language.md": {4.2, 4.72},  # measured
     "docs/research/published.md": {8, 16, 250, 227344},  # sizes of the authors' code
     "docs/research/scaling.md": {154_000},  # pictures
     "docs/speed.md": {1.2},  # measured

@@ -1,6 +1,9 @@
 """benchmarks/language.py: what its rows say is what is trained."""
 
+import json
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -29,3 +32,16 @@ def test_every_model_is_trained_with_the_config_that_its_row_counts(steps):
             assert {name: getattr(built, name) for name in names} == {name: getattr(wanted, name) for name in names}, (
                 label
             )
+
+
+def test_the_losses_that_the_page_names_are_means_of_the_file():
+    """Outside of its tables the page names losses by hand; new seeds change them."""
+    page = (ROOT / "docs/research/language.md").read_text("utf-8")
+    named = set(
+        re.findall(r"(?<![\w.,-])[345]\.\d\d(?!\w)", re.sub(r"^\|.*$|\]\([^)]*\)", "", page, flags=re.MULTILINE))
+    )
+    rows, losses = json.loads((ROOT / "benchmarks/results/language.json").read_text("utf-8"))["rows"], {}
+    for row in rows:
+        if row["kind"] == "train":
+            losses.setdefault(row["model"], []).append(row["loss"])
+    assert named and named <= {f"{fmean(found):.2f}" for found in losses.values()}
