@@ -7,9 +7,9 @@ RMS normalisation of Y, with several seeds. Every W_i is learned, one number per
 leaves the work to the mixer: 16 tokens of 2 × 2 pixels, one block of 8 channels, an MLP of one unit. `--host roomy` has
 two blocks of 32 channels and an MLP of 8 units, with which nearly every degree solves the digits.
 
-Besides accuracy and loss it records how activations and gradients grow with the degree, before and after training: the
-RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on the
-first 256 images.
+Besides the score and losses it records how activations and gradients grow with the degree, before and after training:
+the RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on
+the first samples.
 
 `--host deep` has eight blocks of 16 channels; `--host text` is a language model with eight layers of 64 channels,
 judged by its held-out loss. `--unclipped` leaves gradients as they are, and `--precisions bfloat16` computes in that
@@ -21,6 +21,7 @@ Each finished run is written before the next begins. The same command continues 
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -86,7 +87,7 @@ def measure(run: Run, host: Digits | Prose, data: Any) -> Run:
     outcome: Run = {host.score: None, "seconds": None, "losses": []}
     with suppress(OptionError):  # the loss is not finite
         trained = train_in_memory(task, data, one)
-        each = max(1, round(1 / task.epoch(data, 1)))
+        each = math.ceil(1 / task.epoch(data, 1))
         score = trained.details(task, data)["metrics"][host.score]
         outcome = {host.score: score, "seconds": trained.seconds, "losses": trained.losses[::each]}
     return {

@@ -356,7 +356,7 @@ def growth(when: str, figure: str, folder: str) -> str:
 
 
 def by_precision(folder: str) -> str:
-    """Eight blocks without clipping: a row for each basis and degree, with a cell for each precision."""
+    """A row for each basis and degree, with a cell for each precision."""
     rows = study(folder)["rows"]
     score, unit, form = ("loss", 1, "{:.3f}") if "loss" in rows[0] else ("accuracy", 100, "{:.1f}")
 

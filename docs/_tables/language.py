@@ -138,7 +138,7 @@ def recall_setting() -> str:
     return (
         f"Width {host['hidden_size']}, {host['num_heads']} heads, vocabulary of {host['vocab_size']}, up to "
         f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, the better of the learning rates "
-        f"{' and '.join(rates)} over all seeds; ±: half the range over three seeds, without it: one seed. "
+        f"{' and '.join(rates)} over all seeds; ±: half the range over the seeds, without it: one seed. "
         f"{where(content['machine'])}, float32. "
         "`python benchmarks/recall.py benchmarks/results/recall.json --plot docs/images/recall.png`"
     )

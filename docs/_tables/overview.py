@@ -28,6 +28,7 @@ RECALL = {
     "pom, k = 2": "pom", "pom, k = 2, then softmax": "pom (1:1)", "local, window 32": "local",
     "padre, degree 2": "padre-2", "nothing": FLOOR,
 }  # fmt: skip
+LOCAL = ("text", "text, Brown corpus", "recall")  # where a token's attention to itself stands for linear_floor
 PLAN = "1:1"  # of the hybrids that were compared
 PAIRS = 16  # of the sizes of recall.json, the one where most mixers still know something
 
@@ -225,7 +226,8 @@ def of_mixer(name: str) -> str:
     """A mixer's own rows, for its page; nothing where no domain has any."""
     lines = []
     for it in all_domains():
-        for mixer in (mixer for mixer in it.scores if base(mixer.partition(" (")[0]) == name):
+        own = (mixer for mixer in it.scores if base(mixer.partition(" (")[0]) == name)
+        for mixer in () if name == FLOOR and it.name in LOCAL else own:
             others = [it.cell(other if other in it.scores else None) for other in (ATTENTION, FLOOR)]
             title = f"[{it.name}]({normpath(f'../domains/{it.page}')})"
             lines.append((title, it.what(), f"`{mixer}`", it.cell(mixer), *others, it.speed(mixer)))

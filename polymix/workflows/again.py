@@ -8,13 +8,19 @@ from dataclasses import fields
 from typing import Any
 
 
-def words(kind: type, settings: Mapping[str, Any], *names: str) -> str:
+def repeated_options(kind: type, settings: Mapping[str, Any], *names: str) -> str:
     """Each option of these names with another value than its default, as " --patch-size 4".
 
-    kind: the dataclass of the settings, which has the defaults. A flag that is set is its name alone.
+    kind: the dataclass of the settings, which has the defaults. Flags are " --keep-host" and " --no-multi-scale", and
+    several values stand with commas between them.
     """
     usual = {field.name: field.default for field in fields(kind)}
-    return "".join(
-        f" --{name.replace('_', '-')}{'' if settings[name] is True else f' {shlex.quote(str(settings[name]))}'}"
-        for name in names if settings.get(name, usual[name]) != usual[name]
-    )  # fmt: skip
+    given = [(name, settings[name]) for name in names if settings.get(name, usual[name]) != usual[name]]
+    return "".join(f" {_words(name.replace('_', '-'), value)}" for name, value in given)
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return f"--{name} {shlex.quote(text)}"

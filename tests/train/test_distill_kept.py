@@ -111,11 +111,11 @@ def test_what_to_run_next_after_a_worse_result():
     assert command == (
         "polymix convert --model m --plan qt --data 'my photos' --distill-epochs 10 --learning-rate 0.0001 --out out-longer"
     )
-    content["settings"] |= {"plan": "1:1", "mixer": "pom:degree=3", "classes": 3, "windows": "merge", "positions": None}
+    content["settings"] |= {"plan": "1:1", "mixer": "pom:degree=3", "weights": "my w.pt", "windows": "merge"}
+    content["settings"] |= {"multi_scale": False, "keep_host": True, "positions": None}
     (_, command), *_ = next_commands(content, Path("out"))
-    assert command.startswith(
-        "polymix convert --model m --plan 1:1 --mixer pom:degree=3 --classes 3 --windows merge --d"
-    )
+    asked = "--plan 1:1 --mixer pom:degree=3 --weights 'my w.pt' --windows merge --no-multi-scale --keep-host"
+    assert command.startswith(f"polymix convert --model m {asked} --data")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from polymix.pages.plots import (
     token_axis,
 )
 from polymix.train.data.idx import FASHION
-from polymix.workflows.again import words
+from polymix.workflows.again import repeated_options
 from polymix.workflows.compare.settings import CLASSIFY, Settings
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import (
@@ -85,8 +85,8 @@ def _markdown(content: dict[str, Any], drawn: list[str]) -> str:
     lines = [f"# {markdown(title(content))}", ""]
     lines += [f"- {markdown(sentence)}" for sentence in content["answer"]["sentences"]] if content["answer"] else []
     lines += ["", table_line(head), "|---" * len(head) + "|", *map(table_line, rows(content)), ""]
-    lines += [markdown(sentence) for sentence in (content["control"], plan_sentence(content)) if sentence]
-    lines += [""]
+    for sentence in filter(None, (content["control"], plan_sentence(content))):
+        lines += [markdown(sentence), ""]
     lines += [markdown(f"Left out: {row['mixer']}. {row['reason']}") for row in content["refused"]]
     return "\n".join([*lines, *(f"![{name}]({name})" for name in drawn)]) + "\n"
 
@@ -153,16 +153,17 @@ def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]
         commands.append(("Measure properly, with more seeds, epochs and lengths:", f"{_command(settings)} --out {out}"))
     elif verdict.get("action") == "open":
         out = shlex.quote(f"{folder.name}-again")
-        commands.append(("Measure again on an idle machine:", f"{_command(settings)} --out {out}"))
+        again = _command(settings, "seeds", "epochs", "tokens", "max_seconds", "max_gib")
+        commands.append(("Measure again on an idle machine:", f"{again} --out {out}"))
     if classify and settings["data"] in (None, "digits", FASHION):
         commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
     if content["answer"] is None:
         out = shlex.quote(f"{folder.name}-times")
-        again = f"{_command(settings)} --tokens 64,256,1024,4096 --out {out}"
+        again = f"{_command(settings, 'seeds', 'epochs')} --tokens 64,256,1024,4096 --out {out}"
         commands.append(("Time the mixers over numbers of tokens too, and get a verdict:", again))
     if verdict.get("action") == "replace" and mixer:
         pattern = content["host"]["recipe"].get("plan")
-        plan = f"{shlex.quote(pattern)} --mixer {mixer}" if pattern else mixer
+        plan = f"{shlex.quote(pattern)} --mixer {shlex.quote(mixer)}" if pattern else shlex.quote(mixer)
         data = f" --data {shlex.quote(settings['data'])}" if classify and settings["data"] else ""
         commands.append(
             (f"Put {mixer} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{data}")
@@ -171,9 +172,10 @@ def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]
     return commands
 
 
-def _command(settings: dict[str, Any]) -> str:
-    """`polymix compare` with the options that say what is compared."""
-    asked = words(Settings, settings, "task", "data", "layout", "preset", "mixers", "image_size", "patch_size")
+def _command(settings: dict[str, Any], *others: str) -> str:
+    """`polymix compare` with the options that say what is compared, and others by name."""
+    names = ("task", "data", "layout", "preset", "mixers", "image_size", "patch_size", "device", "dtype", *others)
+    asked = repeated_options(Settings, settings, *names)
     return f"polymix compare{asked}" + "".join(f" --set {shlex.quote(option)}" for option in settings["options"])
 
 

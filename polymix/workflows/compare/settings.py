@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polymix.convert.plan import pattern_of
 from polymix.devices import DTYPES
 from polymix.errors import OptionError, PolymixError, check_choice, check_int, check_number
 from polymix.limits import LONGEST, check_memory
@@ -89,6 +90,9 @@ class Settings:
             check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-300, 1e15, "a number above 0", usual)
         with named_as_flags():
             recipe = self._recipe()
+        if recipe.plan is not None and not pattern_of(recipe.plan):
+            got = f"plan={recipe.plan}, which names its mixers itself"
+            raise OptionError("--set", got, "a pattern such as plan=1:1", "Name the mixers by --mixers.")
         tokens = self._tokens(recipe)
         configs, labels = self._mixers(recipe)
         return Asked(recipe, labels, configs, tokens)

@@ -19,10 +19,15 @@ from polymix.numbers import DASH, accuracy_interval, arrow, between, figure, fix
 from polymix.pages import render
 from polymix.pages.plots import publish
 from polymix.results import RESULTS
-from polymix.workflows.again import words
+from polymix.workflows.again import repeated_options
 from polymix.workflows.convert.plots import pictures
 from polymix.workflows.convert.settings import Settings
 
+# Options of the command that decide what the converted model is.
+_DECIDE = (
+    "mixer", "weights", "classes", "image_size", "tokens", "context", "init", "windows", "positions", "match",
+    "multi_scale", "drop", "keep_host",
+)  # fmt: skip
 _STAGES = ("before", "converted", "imitated", "distilled", "trained")
 
 
@@ -148,11 +153,9 @@ def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, s
 
 
 def _convert(settings: Mapping[str, Any]) -> str:
-    """The command of a conversion, as far as its model and plan go."""
+    """The command of a conversion, with the options that decide its model, and its training aside."""
     model = f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
-    return model + words(
-        Settings, settings, "mixer", "classes", "image_size", "context", "positions", "windows", "drop"
-    )
+    return model + repeated_options(Settings, settings, *_DECIDE)
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:

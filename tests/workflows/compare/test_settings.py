@@ -32,6 +32,13 @@ def test_options_that_do_not_fit_are_errors():
     assert Settings(task="recall").check().tokens == () and Settings(task="recall", tokens=(4,)).check().tokens == (4,)
 
 
+@pytest.mark.parametrize("plan", ["blocks.0=pom", "pom"])
+def test_a_plan_that_names_its_mixers_is_refused(plan):
+    """Attention would have had pom in it, and been compared as attention."""
+    with pytest.raises(OptionError, match=r"--set.*names its mixers.*--mixers"):
+        Settings(options=(f"plan={plan}",)).check()
+
+
 def test_a_plan_does_not_leave_the_control_its_attention():
     """With plan=1:1 half of its blocks were attention, and "a model without any token mixing" was level with it."""
     asked = Settings(options=("plan=1:1",), mixers="pom").check()
