@@ -231,7 +231,7 @@ def of_mixer(name: str) -> str:
             others = [it.cell(other if other in it.scores else None) for other in (ATTENTION, FLOOR)]
             title = f"[{it.name}]({normpath(f'../domains/{it.page}')})"
             lines.append((title, it.what(), f"`{mixer}`", it.cell(mixer), *others, it.speed(mixer)))
-    head = ("domain", "metric", "as", "here", "attention", f"`{FLOOR}`", "training, over attention's speed")
+    head = ("domain", "metric", "as", "here", "attention", "control", "training, over attention's speed")
     return table(head, lines) if lines else ""
 
 
