@@ -211,7 +211,8 @@ def test_next_commands_ask_for_the_same_comparison(tmp_path):
     assert first == f"polymix compare {asked} --out out-full"
     (convert,) = [command for command in commands if "convert" in command]
     assert convert.endswith("--plan 1:1 --mixer padre:degree=3:token=monarch:blocks=8")
-    low = comparison(device="cuda:1", dtype="bfloat16", seeds=3, tokens=[64, 256], epochs=2.5)
+    low = comparison(device="cuda:1", dtype="bfloat16", seeds=3, epochs=2.5)
+    low["settings"]["tokens"] = [64, 256]
     low["answer"]["verdict"]["action"] = "open"
     (again,) = [command for why, command in next_commands(low, tmp_path / "out") if "idle" in why]
     asked = "--device cuda:1 --dtype bfloat16 --seeds 3 --epochs 2.5 --tokens 64,256"
