@@ -15,12 +15,18 @@ def repeated_options(kind: type, settings: Mapping[str, Any], *names: str) -> st
     several values stand with commas between them.
     """
     usual = {field.name: field.default for field in fields(kind)}
-    given = [(name, settings[name]) for name in names if settings.get(name, usual[name]) != usual[name]]
-    return "".join(f" {_words(name.replace('_', '-'), value)}" for name, value in given)
+    saved = {name: _as_field(settings[name]) for name in names if name in settings}
+    given = {name: value for name, value in saved.items() if value != usual[name]}
+    return "".join(f" {_words(name.replace('_', '-'), value)}" for name, value in given.items())
+
+
+def _as_field(value: Any) -> Any:
+    """results.json has a list where settings have a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"--{name} {shlex.quote(text)}"

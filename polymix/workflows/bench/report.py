@@ -18,9 +18,12 @@ from polymix.measure.roofline import Ceiling
 from polymix.numbers import machine_line, plural
 from polymix.pages import render
 from polymix.pages.plots import LIGHT, PHONE_WIDTH, Picture, legend_columns, looks, plain_log, publish, token_axis
-from polymix.workflows.bench.run import PRODUCTS
+from polymix.workflows.again import repeated_options
+from polymix.workflows.bench.run import PRODUCTS, Settings
 from polymix.workflows.bench.tables import Row, label, not_measured, table, views
 
+# Options that say what is measured, but for the sizes and times that --quick changes.
+_ASKED = ("mixers", "dims", "batch", "dtypes", "passes", "impls", "threads", "device", "max_seconds", "max_gib")
 Looks = Mapping[str, dict[str, Any]]
 Panels = list[tuple[str, Callable[[Axes], None]]]  # a title, and what fills the axes
 
@@ -50,12 +53,12 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
 def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     settings, out = content["settings"], shlex.quote(folder.name)
-    mixers = f" --mixers {shlex.quote(settings['mixers'])}"
+    asked = repeated_options(Settings, settings, *_ASKED)
     commands = []
     if not content["finished"]:
         commands.append(("Finish this run, with the same options:", f"polymix bench --resume --out {out} …"))
     elif settings["quick"]:
-        commands.append(("Measure longer inputs, in more rounds:", f"polymix bench{mixers} --out {out}-full"))
+        commands.append(("Measure longer inputs, in more rounds:", f"polymix bench{asked} --out {out}-full"))
     again = f"polymix bench --compare {out} {out}-new"
     commands.append(("Run it again later with another --out, and see what changed beyond the noise:", again))
     commands.append(("See which mixer is accurate on your images:", "polymix compare --data FOLDER"))

@@ -1,11 +1,13 @@
 """The report and the pictures say what the results say."""
 
+from pathlib import Path
+
 import pytest
 
 from polymix.measure.roofline import Ceiling
-from polymix.workflows.bench.report import write_report
+from polymix.workflows.bench.report import next_commands, write_report
 from polymix.workflows.bench.tables import markdown, table, views
-from tests.workflows.bench.content import content, row
+from tests.workflows.bench.content import SETTINGS, content, row
 
 ROWS = (
     row("softmax", 2e-3, attention=1.0, tokens=256), row("pom", 1e-3, attention=2.0, tokens=256, floor=8e-4),
@@ -62,3 +64,12 @@ def test_markdown():
 def test_roof():
     ceiling = Ceiling("float32", 2, 100.0, 10.0)
     assert [ceiling.roof(x) for x in (1, 10, 100)] == [10.0, 100.0, 100.0]
+
+
+def test_the_command_for_longer_inputs_measures_the_same_otherwise():
+    """It kept the mixers alone: a look at bfloat16 on a GPU was followed up in float32 on the CPU."""
+    settings = {**SETTINGS, "quick": True, "tokens": [256], "seconds": 0.05, "dims": [64, 192], "dtypes": ["bfloat16"],
+                "device": "cuda:1"}  # fmt: skip
+    command = next_commands({"settings": settings, "finished": True}, Path("my out"))[0][1]
+    asked = "--mixers 'pom,<b>' --dims 64,192 --dtypes bfloat16 --passes forward --device cuda:1"
+    assert command == f"polymix bench {asked} --out 'my out'-full"
