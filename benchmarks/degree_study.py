@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 from degree_hosts import HOSTS, Digits, Prose, Run
+from saving import save
 from torch import nn
 
 import polymix
 from polymix.errors import OptionError
-from polymix.files import write_whole
 from polymix.measure.machine import manifest
 from polymix.train.in_memory import train_in_memory
 
@@ -94,10 +94,6 @@ def measure(run: Run, host: Digits | Prose, data: Any) -> Run:
         **run, **outcome, "at_init": before, "trained": growth(models[0], host, data),
         "parameters": sum(p.numel() for p in models[0].parameters()),
     }  # fmt: skip
-
-
-def save(path: Path, content: Run) -> None:
-    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def written(row: Run) -> float | None:
@@ -197,7 +193,7 @@ def main() -> None:
                 continue
             row = measure(run, host, data)
             content["rows"].append(row)
-            save(path, content)
+            save(content, path)
             print(f"{run}  {host.score} {row[host.score]}  {row['seconds']} s", flush=True)
     for precision in chosen.precisions:
         rows = [row for row in content["rows"] if row.get("precision", "float32") == precision]
