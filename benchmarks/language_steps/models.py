@@ -25,7 +25,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "linear": {"mixers": ["linear"]},
     "mamba": {"mixers": ["mamba"]},
     "performer": {"mixers": ["performer"]},  # PoM's Table 6: its training diverged there
-    "nothing": {"mixers": ["local:window=1"]},  # a token sees itself alone: language models take no linear_floor
+    "nothing": {"mixers": ["local:window=1"]},  # a token sees itself alone
     "pom, decay": {"mixers": ["pom:decay=8"]},
     "pom+local, decay, conv": {"mixers": ["pom:decay=8", "local"], "short_conv": 4},
     "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},

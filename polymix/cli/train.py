@@ -30,8 +30,8 @@ def command(
     """Train a model on a domain's default data or on yours: text, pictures, scans, or a domain of your own.
 
     polymix train DOMAIN --help lists every option of that domain. The folder gets the model, results.json, report.html
-    with its pictures, metrics.jsonl and a checkpoint. On default data most domains also train linear_floor, which
-    mixes nothing; --control False leaves that out.
+    with its pictures, metrics.jsonl and a checkpoint. On default data linear_floor, which mixes nothing, is trained
+    too; --control False leaves that out.
 
     Several processes: torchrun --nproc-per-node 2 -m polymix train …
 

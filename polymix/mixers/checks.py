@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
-from polymix.errors import MAX_TOKENS, MaskError, PolymixError, ShapeError, check_int, shown
+from polymix.errors import MAX_TOKENS, MaskError, PolymixError, ShapeError, StateError, check_int, shown
 from polymix.mixers.registry import Capabilities, missing_capability
 from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments
@@ -306,6 +306,11 @@ def check_recurrent_call(
         raise MaskError("mask", _shape(mask), "(B, N), True = takes part", cure)
     if state is not None:
         mixer.state_spec(x.shape[0]).check(state, x)
+        block = call.causal
+        if block > 1 and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
+            got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
+            cure = "Cut sequences between blocks: a block's tokens see each other."
+            raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
     return call
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -12,9 +12,16 @@ from polymix.mixers.config import MixerConfig
 from polymix.mixers.heads import Heads
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, StateSpec, count_tokens
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
+
+
+class LinearFloorState(NamedTuple):
+    """The number of tokens seen: no output depends on earlier ones."""
+
+    count: Tensor  # type: ignore[assignment]  # (B,) real tokens, int64
 
 
 class LinearFloorMixer(TokenMixer):
@@ -22,17 +29,21 @@ class LinearFloorMixer(TokenMixer):
 
         Y = (Q + K + V) W_o + b_o
 
-    No token sees another.
+    No token sees another, so that causal order, padding and packed sequences change no output of a real token.
 
-    Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
+    Raises: CapabilityError for a separate context, and for masks (B, N, M), which can hide a token from itself.
 
     Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W) -> (B, D, H, W), as of the blocks that it is the floor of.
+    State: the number of tokens seen.
     Source: Poly-SA, Sec. 5.2.1, the baseline "No-SA".
     """
 
     name = "linear_floor"
     feature_maps = True
-    capabilities = Capabilities(sequence="halo")
+    capabilities = Capabilities(
+        causal=True, masks=frozenset({"padding", "block_causal", "segments"}), recurrent=True, isolates_future=True,
+        isolates_segments=True, sequence="halo",
+    )  # fmt: skip
     config: LinearFloorConfig
 
     def __init__(self, config: LinearFloorConfig, dim: int, **kw: Any) -> None:
@@ -44,6 +55,18 @@ class LinearFloorMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = self.qkv(x, context)
         return self.proj((q + k + v).flatten(-2))
+
+    def scan(self, x: Tensor, state: LinearFloorState | None, mask: Tensor | None) -> tuple[Tensor, LinearFloorState]:
+        seen = count_tokens(x, mask)
+        return self.mix(x, x, MixerCall()), LinearFloorState(seen if state is None else state.count + seen)
+
+    def scan_blocks(
+        self, x: Tensor, state: LinearFloorState | None, mask: Tensor | None, block: int
+    ) -> tuple[Tensor, LinearFloorState]:
+        return self.scan(x, state, mask)
+
+    def state_spec(self, batch: int) -> StateSpec:
+        return StateSpec(LinearFloorState, Counts((batch,)))
 
     def halo(self) -> tuple[int, int]:
         return 0, 0

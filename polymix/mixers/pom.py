@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix import ops
-from polymix.errors import OptionError, ShapeError, StateError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.checks import MixerCall, holds
+from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
+from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.loading import check_keys, load
@@ -115,10 +115,6 @@ class PomMixer(TokenMixer):
     def scan_blocks(
         self, x: Tensor, state: PomState | None, mask: Tensor | None, block: int
     ) -> tuple[Tensor, PomState]:
-        if state is not None and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
-            got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
-            cure = "Cut sequences between blocks: a block's tokens see each other."
-            raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
         return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, block=block, impl=self.config.impl)
 
     def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:

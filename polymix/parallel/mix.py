@@ -299,9 +299,10 @@ class Whole:
         ending = max((p for p in self.parts if p.first < p.last), key=lambda p: p.last)
         fields, kind = tree_flatten(states[ending if ending in states else self.own[0]])
         sums = [i for i, f in enumerate(fields) if f.is_floating_point()]
-        rows = self.processes.gather(torch.cat([fields[i].flatten() for i in sums]))[ending.rank]
-        for i, row in zip(sums, rows.split([fields[i].numel() for i in sums]), strict=True):
-            fields[i] = row.view_as(fields[i])
+        if sums:  # not of linear_floor, whose state is a count alone
+            rows = self.processes.gather(torch.cat([fields[i].flatten() for i in sums]))[ending.rank]
+            for i, row in zip(sums, rows.split([fields[i].numel() for i in sums]), strict=True):
+                fields[i] = row.view_as(fields[i])
         state = tree_unflatten(fields, kind)
         return self._in_order(outputs), (
             state._replace(count=self._before_part(self.total, x)) if _counts(state) else state

@@ -101,7 +101,6 @@ class Recipe(BaseModel):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     takes_plan: ClassVar[bool] = False  # whether the task's `build` asks `mixers_for`
     without_mixer: ClassVar[str | None] = None  # the value of `mixer` for a host of its own without a block
-    trains_control: ClassVar[bool] = True  # whether control=None means True on the default data
     after_training: ClassVar[tuple[str, ...]] = ()  # options that a trained model may be used with other values of
     in_pictures: ClassVar[tuple[str, ...]] = ()  # such options that change pictures and answers, and no measurement
     sources: ClassVar[tuple[str, ...]] = ("data",)  # options of which each names data of one's own
@@ -130,7 +129,7 @@ class Recipe(BaseModel):
     plan: Layers = None
     init: Place | None = Field(None, description="folder of a trained or converted model to start from; None: fresh")
     control: bool | None = Field(
-        None, description="also train linear_floor, which mixes nothing; None: on the default data of most domains"
+        None, description="also train linear_floor, which mixes nothing; None: on the default data"
     )
     batch_size: BatchSize = 32
     accumulate: Count = Field(1, description="parts of a batch that a process computes one after another")
@@ -326,12 +325,12 @@ class Recipe(BaseModel):
     def wants_control(self) -> bool:
         """Whether to train `linear_floor` too."""
         if self.control is None:
-            return self.trains_control and self.source is None and self.mixer_name != CONTROL
+            return self.source is None and self.mixer_name != CONTROL
         return self.control and self.mixer_name != CONTROL
 
-    def for_control(self: R) -> R:
+    def for_control(self: R, **options: Any) -> R:
         """This recipe with `linear_floor` in every block, also where a plan leaves attention, with fresh weights."""
-        return self.changed(mixer=CONTROL, control=False, plan=None, init=None)
+        return self.changed(mixer=CONTROL, control=False, plan=None, init=None, **options)
 
     def for_data(self: R, epochs_per_step: float) -> R:
         """This recipe with the steps that its `epochs` take; without epochs, as it is.

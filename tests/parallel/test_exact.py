@@ -41,7 +41,7 @@ CASES = {
     "conv2former": ("conv2former", {"grid": (8, 3), "kernel_size": 3}, (False,)),
     "local": ("local", {"heads": 3, "window": 4}, (True,)),
     "local-rotary": ("local", {"heads": 3, "window": 4, "rotary": 1e4}, (True,)),
-    "linear_floor": ("linear_floor", {}, (False,)), "softmax": ("softmax", {"heads": 3}, (False, True, 3)),
+    "linear_floor": ("linear_floor", {}, (False, True)), "softmax": ("softmax", {"heads": 3}, (False, True, 3)),
     "softmax-rotary": ("softmax", {"heads": 3, "rotary": 1e4}, (False, True)),
     "softmax-relative": ("softmax", {"heads": 3, "grid": (TOKENS,), "relative": True}, (False,)),
     "hyena": ("hyena", {"length": 64}, (True,)), "hyena-both": ("hyena", {"length": 64, "bidirectional": True}, (False,)),

@@ -54,7 +54,6 @@ class ClassifyRecipe(Recipe):
     reading: ClassVar[tuple[str, ...]] = ("broken", "allow_pickle")
     names: ClassVar[tuple[str, ...]] = (FASHION,)
     after_training: ClassVar[tuple[str, ...]] = ("crop", "interpolation")
-    trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
     only_beside: ClassVar[tuple[Beside, ...]] = (
         *Recipe.only_beside,
         ("host", (None,), OWN),

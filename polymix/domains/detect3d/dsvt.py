@@ -12,7 +12,6 @@ from polymix.blocks import matching_mlp_ratio
 from polymix.errors import OptionError, ShapeError, check_choice, check_int
 from polymix.limits import LAYERS
 from polymix.mixers import MixerConfig, SoftmaxConfig
-from polymix.mixers.registry import FLOOR
 from polymix.models.points import PointNorm
 from polymix.train.initial import host_linears
 
@@ -85,15 +84,15 @@ class SetMixer(nn.Module):
     Args:
         dim: channels. mixer: a config. size: slots of a set.
     Raises:
-        OptionError: the mixer mixes tokens and cannot hide some.
+        OptionError: the mixer cannot hide tokens.
     """
 
     def __init__(self, dim: int, mixer: MixerConfig, size: int) -> None:
         super().__init__()
         self.mixer = (mixer.for_grid((size,)) if mixer.placed else mixer).build(dim)
         can = self.mixer.capabilities
-        self.hides, self.own_values, self.gridded = can.has("padding"), can.values, bool(can.grids)
-        if not self.hides and mixer.name != FLOOR:
+        self.own_values, self.gridded = can.values, bool(can.grids)
+        if not can.has("padding"):
             allowed = "a mixer that can hide padding"
             raise OptionError("mixer", f"{mixer.name}, which cannot", allowed, "For example, pom, padre or softmax.")
 
@@ -103,9 +102,8 @@ class SetMixer(nn.Module):
         values = x.index_select(0, chosen).unflatten(0, sets.voxels.shape)
         keys = values + positions.index_select(0, chosen).unflatten(0, sets.voxels.shape)
         options: dict[str, Any] = {"grid": (sets.voxels.shape[1],)} if self.gridded else {}
-        options |= {"mask": sets.real} if self.hides else {}
         options |= {"values": values} if self.own_values else {}
-        return self.mixer(keys, **options).flatten(0, 1).index_select(0, sets.slot)
+        return self.mixer(keys, mask=sets.real, **options).flatten(0, 1).index_select(0, sets.slot)
 
 
 class SetLayer(nn.Module):

@@ -24,7 +24,6 @@ class RecallRecipe(Recipe):
     """A small language model that learns to recall or to copy. Its data are synthetic; every sequence is new."""
 
     task: ClassVar[str] = "polymix.domains.recall.task:RecallTask"
-    trains_control: ClassVar[bool] = False  # chance is known: the report draws it
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "evaluate_every": 4, "sizes": (4,), "vocab": 16, "tokens": 64, "hidden_size": 16,
                  "answers": 32, "log_every": 1},

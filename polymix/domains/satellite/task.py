@@ -16,7 +16,6 @@ from polymix.domains.satellite.pastis import BANDS, LAYOUTS, VOID
 from polymix.domains.satellite.recipe import SatelliteRecipe
 from polymix.domains.satellite.tsvit import TSViT
 from polymix.errors import OptionError
-from polymix.mixers import LinearFloorMixer
 from polymix.numbers import plural
 from polymix.train.counted import CountedTask
 from polymix.train.data.label_maps import pixel_losses
@@ -54,7 +53,7 @@ class SatelliteTask(CountedTask[SatelliteRecipe, SatelliteData]):
                 start_as_pytorch(encoder)
         for block in model.temporal if self.recipe.mask_padding and data.padded else ():
             mixer: Any = block.mixer
-            if not isinstance(mixer, LinearFloorMixer) and "padding" not in mixer.capabilities.masks:
+            if "padding" not in mixer.capabilities.masks:
                 got = f"{mixer.name}, which takes no mask, for series of different lengths"
                 cure = "Choose another, or pass mask_padding=False: padded dates are then tokens, as published."
                 raise OptionError("mixer", got, "a mixer that takes a padding mask", cure)

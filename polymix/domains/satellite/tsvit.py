@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polymix.blocks import MixerBlock, matching_mlp_ratio
 from polymix.errors import OptionError, ShapeError, check_choice, check_int
 from polymix.limits import LAYERS
-from polymix.mixers import LinearFloorMixer, MixerConfig, SoftmaxConfig, SoftmaxMixer, TokenMixer
+from polymix.mixers import MixerConfig, SoftmaxConfig, SoftmaxMixer, TokenMixer
 from polymix.structured.dense import Dense
 
 DAYS = 366  # rows of the embedding: no date, and the days of a year; the last one is also that of a leap year
@@ -119,8 +119,7 @@ class TSViT(nn.Module):
         over = [config.for_grid(self.grid) for config in configs[temporal_depth:]]
         self.spatial = nn.ModuleList(_block(config, dim, mlp_ratio, match_parameters) for config in over)
         self.spatial_norm = nn.LayerNorm(dim)
-        # What the blocks' mixers take, by place; conversion may later put others there, which take all of it.
-        self.masked = [not isinstance(block.mixer, LinearFloorMixer) for block in self.temporal]
+        # Which blocks' mixers take a grid; conversion may later put others there, which take it too.
         built = [block.mixer for block in self.spatial]
         self.gridded = [isinstance(mixer, TokenMixer) and bool(mixer.capabilities.grids) for mixer in built]
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, patch**2))
@@ -154,8 +153,8 @@ class TSViT(nn.Module):
         if self.mask_padding and present is not None and (torch.compiler.is_compiling() or not bool(present.all())):
             real = torch.cat((present.new_ones(batch, self.classes), present), 1)
             options["mask"] = real.repeat_interleave(count, 0)
-        for block, masked in zip(self.temporal, self.masked, strict=True):  # a mixer that mixes nothing needs no mask
-            x = block(x, **(options if masked else {}))
+        for block in self.temporal:
+            x = block(x, **options)
         return self.temporal_norm(x[:, : self.classes]).unflatten(0, (batch, count))
 
     def along_places(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import glu, normalize, pad, silu
 
 from polymix.domains.speech.recipe import SpeechRecipe
 from polymix.errors import OptionError, ShapeError
-from polymix.mixers import LinearFloorMixer, MixerConfig
+from polymix.mixers import MixerConfig
 from polymix.models.vit import sines
 
 TAPS = 3  # of the stem's convolutions
@@ -114,8 +114,7 @@ class ConformerBlock(nn.Module):
         self.config, self.causal = config.for_order() if recipe.causal else config, recipe.causal
         dim, hidden = recipe.dim, int(recipe.mlp_ratio * recipe.dim)
         self.mixer = self.config.build(dim)
-        self.alone = isinstance(self.mixer, LinearFloorMixer)  # sees its token alone: no order, no padding
-        for name in () if self.alone else ("padding", "causal") if recipe.causal else ("padding",):
+        for name in ("padding", "causal") if recipe.causal else ("padding",):
             if not self.mixer.capabilities.has(name):
                 what = "a causal form" if name == "causal" else "padding masks"
                 raise OptionError("mixer", config.name, f"a mixer with {what}", "For example, pom or softmax.")
@@ -128,8 +127,8 @@ class ConformerBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + 0.5 * self.first(x)
-        options: dict[str, Any] = {} if self.alone else {"mask": mask, **self.config.call_options((x.shape[1],))}
-        if self.causal and not self.alone:
+        options: dict[str, Any] = {"mask": mask, **self.config.call_options((x.shape[1],))}
+        if self.causal:
             options["causal"] = True
         x = x + self.mixer(self.norm(x), **options)
         x = x + self.convolution(x, mask)
@@ -137,7 +136,7 @@ class ConformerBlock(nn.Module):
 
     def step(self, x: Tensor, state: Any, window: Tensor | None) -> tuple[Tensor, Any, Tensor]:
         x = x + 0.5 * self.first(x)
-        mixed, state = (self.mixer(self.norm(x)), None) if self.alone else self.mixer.prefill(self.norm(x), state)
+        mixed, state = self.mixer.prefill(self.norm(x), state)
         x = x + mixed
         convolved, window = self.convolution.step(x, window)
         x = x + convolved
@@ -195,7 +194,7 @@ class Conformer(nn.Module):
     def streams(self) -> bool:
         """Whether `step` works: the model is causal, and every mixer has a state of fixed size."""
         blocks: Any = self.blocks
-        return self.causal and all(block.alone or block.mixer.capabilities.recurrent for block in blocks)
+        return self.causal and all(block.mixer.capabilities.recurrent for block in blocks)
 
     def forward(
         self, features: Tensor, frames: Tensor | None = None, hidden: Tensor | None = None, noise: Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -23,6 +23,7 @@ from polymix.train.recipe import (
     wrong,
 )
 
+T = TypeVar("T", bound="TextRecipe")
 FAMILIES = ("gpt", "llama")
 MIXERS = "pom:decay=8,local"  # of the two families; a preset and a config have their own
 SIZES: Mapping[str, Any] = {"positions": "none", "num_layers": 4, "hidden_size": 192, "num_heads": 3}  # likewise
@@ -36,7 +37,6 @@ class TextRecipe(Recipe):
     """
 
     task: ClassVar[str] = "polymix.domains.text.task:TextTask"
-    trains_control: ClassVar[bool] = False  # a language model that mixes nothing learns bigrams
     sequence_option: ClassVar[str | None] = "context"
     others: ClassVar[str | None] = "options"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -120,6 +120,15 @@ class TextRecipe(Recipe):
         """The mixers of the layers, with commas; "model" where the model's own config decides them."""
         mixers = self.model_options.get("mixers", "model")
         return mixers if isinstance(mixers, str) else ",".join(map(str, mixers))
+
+    @property
+    def wants_control(self) -> bool:
+        """As of every recipe; unasked only for polymix's own models, whose mixers can be others."""
+        return super().wants_control and (self.control is True or isinstance(self.model, str))
+
+    def for_control(self: T, **options: Any) -> T:
+        own = {name: value for name, value in self.options.items() if name != "mixers"}
+        return super().for_control(options=own, **options)
 
     @classmethod
     def types_of_others(cls) -> dict[str, str]:

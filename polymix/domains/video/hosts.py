@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polymix.blocks import MixerBlock
 from polymix.domains.video.recipe import VideoRecipe
 from polymix.errors import OptionError, ShapeError
-from polymix.mixers import LinearFloorMixer, MixerConfig
+from polymix.mixers import MixerConfig
 from polymix.models.vit import sine_positions, sines
 
 
@@ -59,8 +59,8 @@ class VideoTransformer(nn.Module):
         self.head = nn.Linear(dim, channels * recipe.patch**2 if classes is None else classes)
 
     def _call(self, block: Any, config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:
-        """What a block's mixer is called with; linear_floor sees nothing but its token, which is causal already."""
-        if not self.causal or isinstance(block.mixer, LinearFloorMixer):
+        """What a block's mixer is called with."""
+        if not self.causal:
             return config.call_options(grid)
         if not block.mixer.capabilities.has("block_causal"):
             got = f"{config.name} with causal=frame"
@@ -93,7 +93,7 @@ class VideoTransformer(nn.Module):
         tokens, states = self._tokens(frames[:, None], time)[:, 0], []
         blocks: Any = self.blocks
         for block, call, before in zip(blocks, self.calls, state.mixers, strict=True):
-            tokens, after = block.step(tokens, before, **call) if "causal" in call else (block(tokens, **call), None)
+            tokens, after = block.step(tokens, before, **call)
             states.append(after)
         return self._output(tokens[:, None], frames[:, None])[:, 0], StreamState(state.frames + 1, tuple(states))
 

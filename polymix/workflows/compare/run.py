@@ -58,7 +58,7 @@ def compare(
 
     Each mixer is trained with each seed by `polymix.train.run.train` in folder/runs; every mixer of a seed sees the
     data in the same order. Mistakes in the settings or the data are found before anything is trained. A mixer that the
-    host cannot take is left out, linear_floor too; the results say why. Each finished run and token count is saved
+    host cannot take is left out; the results say why. Each finished run and token count is saved
     before the next begins; `resume` keeps these, and continues an unfinished run.
 
     Raises:
@@ -102,8 +102,7 @@ class _Comparison:
             try:
                 check_recipe(self.asked.recipe_of(label))
             except (CapabilityError, OptionError) as error:
-                # A language model cannot be built of linear_floor, which keeps no state: the table says so.
-                if label == ATTENTION or (label == CONTROL and not isinstance(error, CapabilityError)):
+                if label in (ATTENTION, CONTROL):
                     raise
                 self.refused[label] = str(error)
 
