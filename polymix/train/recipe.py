@@ -24,6 +24,7 @@ with needs("train", "Options are checked with it."):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 ATTENTION, CONTROL = "softmax", "linear_floor"
+KEEP = "keep"  # as mixer: the host keeps its own attention
 R = TypeVar("R", bound="Recipe")
 
 
@@ -322,11 +323,15 @@ class Recipe(BaseModel):
         return f"{self.mixer} ({self.plan})" if self.plan else self.mixer
 
     @property
+    def chooses_mixer(self) -> bool:
+        """Whether the recipe decides the model's mixers; False: the host keeps its own."""
+        return self.mixer != KEEP
+
+    @property
     def wants_control(self) -> bool:
         """Whether to train `linear_floor` too."""
-        if self.control is None:
-            return self.source is None and self.mixer_name != CONTROL
-        return self.control and self.mixer_name != CONTROL
+        asked = self.source is None and self.chooses_mixer if self.control is None else self.control
+        return asked and self.mixer_name != CONTROL
 
     def for_control(self: R, **options: Any) -> R:
         """This recipe with `linear_floor` in every block, also where a plan leaves attention, with fresh weights."""

@@ -10,6 +10,7 @@ from polymix.mixers import mixer_class
 from tests.helpers import build, close, first_of_each, slow_but, tokens
 
 RECURRENT = {
+    "linear_floor": ("linear_floor", {}),
     "padre-2": ("padre", {"causal": True, "kernel_size": 4}),
     "padre-4-rms": ("padre", {"causal": True, "degree": 4, "normalize": "rms", "kernel_size": 3, "weight": "channel"}),
     "padre-full-heads": ("padre", {"causal": True, "degree": 3, "preset": "full", "heads": 2, "kernel_size": 2}),

@@ -352,3 +352,14 @@ def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
         file.write_text(text or "from polymix.domains.text.recipe import TextRecipe\nrecipe = TextRecipe()\n")
     with pytest.raises((DataError, OptionError), match=match):
         chosen_recipe(file, options=options_of(words, {}))
+
+
+def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_none():
+    mixed = TextRecipe(options={"mixers": ("softmax", "pom"), "num_layers": 2})
+    control = mixed.for_control()
+    assert mixed.wants_control and control.model_options["mixers"] == ("linear_floor",)
+    assert control.model_options["num_layers"] == 2 and not control.wants_control
+    assert TextRecipe(model="gppom2-s").for_control().model_options["mixers"] == ("linear_floor",)
+    foreign = TextRecipe(model={"model_type": "gpt2"})
+    assert not foreign.wants_control, "its layers are no mixers of ours"
+    assert not TextRecipe(data="books").wants_control

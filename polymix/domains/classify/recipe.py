@@ -13,6 +13,7 @@ from polymix.train.hosts import registered as registered_host
 from polymix.train.hosts import with_its_mixer
 from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
+    KEEP,
     BatchSize,
     Count,
     Final,
@@ -30,7 +31,6 @@ from polymix.train.recipe import (
     wrong,
 )
 
-KEEP = "keep"
 DIGITS = "digits"  # as --data of a comparison
 SCENE = 16  # pixels a side of the digit scenes
 OWN = ("patch_size", "dim", "depth", "heads", "mlp_ratio", "class_token")  # of our model, which a host of timm has not

@@ -17,7 +17,7 @@ from polymix.convert.adapters.libraries import load_library
 from polymix.domains.classify import data as reading
 from polymix.domains.classify import metrics as measuring
 from polymix.domains.classify.augment import RepeatedOrder, erasing, mixing, transforms
-from polymix.domains.classify.recipe import KEEP, SCENE, ClassifyRecipe
+from polymix.domains.classify.recipe import SCENE, ClassifyRecipe
 from polymix.errors import OptionError
 from polymix.limits import check_memory
 from polymix.mixers import MixerConfig
@@ -29,7 +29,7 @@ from polymix.train.data.sampling import Order, Seeded, Slices, number
 from polymix.train.initial import start_as_normal
 from polymix.train.optimizers import decay_groups, warmup_and_falls
 from polymix.train.published import published
-from polymix.train.recipe import ATTENTION
+from polymix.train.recipe import ATTENTION, KEEP
 from polymix.train.task import WEIGHTS, Metric, Process, Task
 
 SPLITS = {"ImageNet": "validation", "CIFAR-100": "test"}  # of published figures

@@ -14,11 +14,12 @@ from torch.nn.functional import gelu, interpolate
 from polymix.blocks import MixerBlock
 from polymix.compat import cure_torchvision
 from polymix.convert.adapters.libraries import load_library
-from polymix.domains.segment.recipe import KEEP, STRIDE, SegmentRecipe
+from polymix.domains.segment.recipe import STRIDE, SegmentRecipe
 from polymix.mixers import MixerConfig
 from polymix.models.vit import PatchStem, sine_positions
 from polymix.train.data.backbones import places_of_maps
 from polymix.train.hosts import put_mixers
+from polymix.train.recipe import KEEP
 
 HEAD_PREFIXES = ("head.classify", "decode_head.classifier")  # prefixes of what other classes need anew
 STRIDES = (8, 16, 32)  # of the maps that EfficientViT-Seg's head takes

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
+    KEEP,
     CheckpointEvery,
     Count,
     EvaluateEvery,
@@ -24,7 +25,6 @@ from polymix.train.recipe import (
 
 STRIDE = 8  # pixels a side of a token of the host "patches"
 HOST_STRIDE = 32  # of the coarsest map of the other hosts
-KEEP = "keep"
 Scale = Annotated[float, Field(gt=0, le=16)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 

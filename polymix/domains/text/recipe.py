@@ -61,7 +61,7 @@ class TextRecipe(Recipe):
     )  # fmt: skip
 
     batch_size: BatchSize = 8
-    steps: Steps = 300
+    steps: Steps = 600
     learning_rate: LearningRate = 2e-3
     weight_decay: WeightDecay = 0.1
     mixer: Mixer = Field(
@@ -122,9 +122,8 @@ class TextRecipe(Recipe):
         return mixers if isinstance(mixers, str) else ",".join(map(str, mixers))
 
     @property
-    def wants_control(self) -> bool:
-        """As of every recipe; unasked only for polymix's own models, whose mixers can be others."""
-        return super().wants_control and (self.control is True or isinstance(self.model, str))
+    def chooses_mixer(self) -> bool:
+        return isinstance(self.model, str)
 
     def for_control(self: T, **options: Any) -> T:
         own = {name: value for name, value in self.options.items() if name != "mixers"}
