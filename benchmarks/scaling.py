@@ -64,8 +64,7 @@ TEXT = TextRecipe(context=512, batch_size=32, vocab=1024, held_out=0.1, evaluate
 FASHION = ClassifyRecipe(
     data=idx.FASHION, image_size=28, patch_size=4, depth=DEPTH, batch_size=256, label_smoothing=0.0, **SCHEDULE
 )  # fmt: skip
-# By task, options of the recipe by the name of the row. The last mixes nothing: a language model takes no linear_floor,
-# but a token that attends to itself alone is the same.
+# By task, options of the recipe by the name of the row. The last mixes nothing: in text a token sees itself alone.
 MIXERS: dict[str, dict[str, dict[str, str]]] = {
     "text": {
         "attention": {"mixer": "softmax"}, "pom": {"mixer": "pom"}, "padre": {"mixer": "padre"},

@@ -32,7 +32,7 @@ MODEL = ["--mixer", "pom:decay=8", "--set", "num_layers=2", "--set", "hidden_siz
          "--set", "checkpointing=true"]  # fmt: skip
 OPTIONS = ["--vocab", "4096", "--batch-size", "1", "--log-every", "1", "--checkpoint-every", "2", "--evaluate-every",
            str(STEPS), "--evaluate-tokens", "1024", "--sample-tokens", "0", "--ema", "0", "--threads", "1",
-           *MODEL]  # fmt: skip
+           "--control", "False", *MODEL]  # fmt: skip
 SHARDED = ["--strategy", "fsdp"]  # what several processes share besides: the weights, and the optimizer's state
 # Small stacks, or those of unused threads would count; and what is freed goes back at once, or it would count too.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536",

@@ -172,4 +172,7 @@ def test_what_a_training_writes_is_what_its_type_says(tmp_path):
         main(["train", "recall", *small, "--threads", "1", "--out", str(tmp_path)])
     content = json.loads((tmp_path / "results.json").read_text("utf-8"))
     jsonschema.validate(content, schema_of(TrainContent))
-    assert content["finished"] and [row["mixer"] for row in content["rows"]] == ["pom", "linear_floor"]
+    assert content["finished"] and [(row["task"], row["mixer"]) for row in content["rows"]] == [
+        ("recall", "pom"),
+        ("recall", "linear_floor"),
+    ]

@@ -26,7 +26,7 @@ def recipe_of(options: Mapping[str, Any], quick: bool, seed: int, context: int =
     return TextRecipe(
         mixer=",".join(options["mixers"]), options={**others, **sizes, "max_position_embeddings": context},
         context=context, batch_size=BATCH * CONTEXT // context, steps=steps, vocab=VOCAB, seed=seed,
-        learning_rate=RATE, prompts=(), evaluate_every=steps, checkpoint_every=steps,
+        learning_rate=RATE, prompts=(), control=False, evaluate_every=steps, checkpoint_every=steps,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def command(
 
     polymix train DOMAIN --help lists every option of that domain. The folder gets the model, results.json, report.html
     with its pictures, metrics.jsonl and a checkpoint. On default data linear_floor, which mixes nothing, is trained
-    too; --control False leaves that out.
+    too, unless the host keeps its own attention; --control False leaves that out.
 
     Several processes: torchrun --nproc-per-node 2 -m polymix train …
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from polymix.errors import MAX_TOKENS, MaskError, PolymixError, ShapeError, StateError, check_int, shown
 from polymix.mixers.registry import Capabilities, missing_capability
-from polymix.mixers.states import StateSpec
+from polymix.mixers.states import StateSpec, counts_tokens
 from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import autocast_dtype
 
@@ -307,7 +307,8 @@ def check_recurrent_call(
     if state is not None:
         mixer.state_spec(x.shape[0]).check(state, x)
         block = call.causal
-        if block > 1 and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
+        counted = block > 1 and counts_tokens(state)
+        if counted and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
             got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
             cure = "Cut sequences between blocks: a block's tokens see each other."
             raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)

@@ -29,7 +29,7 @@ class LinearFloorMixer(TokenMixer):
 
         Y = (Q + K + V) W_o + b_o
 
-    No token sees another, so that causal order, padding and packed sequences change no output of a real token.
+    No token sees another, so causal order, padding and packed sequences change no output of a real token.
 
     Raises: CapabilityError for a separate context, and for masks (B, N, M), which can hide a token from itself.
 

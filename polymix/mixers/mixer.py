@@ -231,7 +231,10 @@ class TokenMixer(nn.Module, ABC):
         raise missing_capability(self.name, "recurrent", self.name, "prefill and step")
 
     def scan_blocks(self, x: Tensor, state: Any, mask: Tensor | None, block: int) -> tuple[Tensor, Any]:
-        """`prefill` with causal=block > 1, after the checks. Recurrent mixers that take blocks override it."""
+        """`prefill` with causal=block > 1, after the checks. Recurrent mixers that take blocks override it.
+
+        A state with a field `count` of real tokens is refused before, where it ends within a block.
+        """
         raise missing_capability(self.name, "block_causal", "causal", f"prefill in blocks of {block}")
 
     def summary(self, x: Tensor, mask: Tensor | None = None, place: Place | None = None, start: Any = None) -> Summary:

@@ -43,6 +43,11 @@ def count_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     return torch.full(x.shape[:1], x.shape[1], device=x.device) if mask is None else mask.sum(1)
 
 
+def counts_tokens(state: Any) -> bool:
+    """Whether a state counts tokens, in a field of that name (every tuple has a method `count`)."""
+    return "count" in getattr(state, "_fields", ()) and not state.count.is_floating_point()
+
+
 class PooledState(NamedTuple):
     """The state of a mixer that pools all tokens once and has no causal form."""
 

@@ -14,7 +14,7 @@ from polymix.mixers.checks import MixerCall, check_tokens
 from polymix.mixers.heads_mixer import Elsewhere
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import missing_capability
-from polymix.mixers.states import Place, Summary
+from polymix.mixers.states import Place, Summary, counts_tokens
 from polymix.ops.shared.masks import zero_broken_padding
 from polymix.parallel.collectives import Processes
 from polymix.parallel.draws import with_own_draws
@@ -177,7 +177,7 @@ class Whole:
     def _before_part(self, place: int, x: Tensor) -> Tensor:
         """(B) the real tokens in front of a place, those of earlier pieces too."""
         count = self._count(0, place, x)
-        return count + self.start.count if _counts(self.start) else count
+        return count + self.start.count if counts_tokens(self.start) else count
 
     def _tokens(self, x: Tensor, part: Part) -> tuple[Tensor, Tensor | None, Place]:
         """A part's tokens, mask and place; one hidden token where it has none, so that it takes part all the same."""
@@ -290,7 +290,7 @@ class Whole:
         for part, (first, _, tokens) in self._with_edges(x, front, 0).items():
             n, mask = part.last - part.first, self._real(first, part.last)
             start = blank if first or self.start is None else self.start
-            if first and _counts(blank):  # the window is full, so that nobody looks in front of it
+            if first and counts_tokens(blank):  # the window is full, so that nobody looks in front of it
                 start = blank._replace(count=self._before_part(first, x))
             if first == part.last:  # no tokens at all: one hidden one, in the graph of x
                 tokens, mask = tokens.sum(1, keepdim=True), nothing
@@ -299,13 +299,13 @@ class Whole:
         ending = max((p for p in self.parts if p.first < p.last), key=lambda p: p.last)
         fields, kind = tree_flatten(states[ending if ending in states else self.own[0]])
         sums = [i for i, f in enumerate(fields) if f.is_floating_point()]
-        if sums:  # not of linear_floor, whose state is a count alone
+        if sums:  # a state may be a count alone
             rows = self.processes.gather(torch.cat([fields[i].flatten() for i in sums]))[ending.rank]
             for i, row in zip(sums, rows.split([fields[i].numel() for i in sums]), strict=True):
                 fields[i] = row.view_as(fields[i])
         state = tree_unflatten(fields, kind)
         return self._in_order(outputs), (
-            state._replace(count=self._before_part(self.total, x)) if _counts(state) else state
+            state._replace(count=self._before_part(self.total, x)) if counts_tokens(state) else state
         )
 
     # -- keys and values
@@ -392,11 +392,6 @@ class Whole:
         parts = [h.view(batch, n, w) for h, w in zip(home.split([batch * n * w for w in widths]), widths, strict=True)]
         out: Tensor = mixer.out_proj(torch.cat(parts, dim=-1).to(x.dtype))
         return out
-
-
-def _counts(state: Any) -> bool:
-    """Whether a state counts tokens, in a field of that name (every tuple has a method `count`)."""
-    return "count" in getattr(state, "_fields", ()) and not state.count.is_floating_point()
 
 
 def _blanked(x: Tensor, value: float) -> Tensor:

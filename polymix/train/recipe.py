@@ -130,7 +130,9 @@ class Recipe(BaseModel):
     plan: Layers = None
     init: Place | None = Field(None, description="folder of a trained or converted model to start from; None: fresh")
     control: bool | None = Field(
-        None, description="also train linear_floor, which mixes nothing; None: on the default data"
+        None,
+        description="also train linear_floor, which mixes nothing; None: on the default data, unless the host keeps its"
+        " own attention",
     )
     batch_size: BatchSize = 32
     accumulate: Count = Field(1, description="parts of a batch that a process computes one after another")

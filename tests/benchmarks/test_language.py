@@ -26,7 +26,9 @@ def test_every_model_is_trained_with_the_config_that_its_row_counts(steps):
     for label, options in models.MODELS.items():
         wanted = models.config(options, quick=False)
         for context in (models.CONTEXT, *models.OTHERS):
-            built = model_config(training.recipe_of(options, False, 0, context), models.VOCAB)
+            recipe = training.recipe_of(options, False, 0, context)
+            assert not recipe.wants_control, "the study has its own, one for all models"
+            built = model_config(recipe, models.VOCAB)
             assert built.max_position_embeddings == context
             names = (*models.SIZE, "intermediate_size", "positions", "mixers", "short_conv", "vocab_size")
             assert {name: getattr(built, name) for name in names} == {name: getattr(wanted, name) for name in names}, (

@@ -25,6 +25,16 @@ def test_a_domain_is_found_by_its_name_alone_and_in_a_file(domain, tmp_path):
 
 
 @pytest.mark.parametrize("domain", OWN_RECIPES)
+def test_every_default_run_has_a_control_and_a_host_that_keeps_its_attention_none(domain):
+    recipe = named_recipe(domain)
+    assert recipe.wants_control and not recipe.for_control().wants_control
+    if domain in ("classify", "segment"):
+        host = {"classify": "deit_tiny_patch16_224", "segment": "segformer"}[domain]
+        kept = recipe.changed(mixer="keep", host=host)
+        assert not kept.wants_control and kept.changed(control=True).wants_control
+
+
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
     """A trained model is measured on other data: no option of the training's data stands in the way."""
     kind = recipe_class(domain)

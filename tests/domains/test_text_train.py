@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from polymix.domains.text.model import model_config
 from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
-from polymix.models.language import parameters
+from polymix.models.language import PolymixGPTConfig, parameters
 from polymix.numbers import metric
 from polymix.train.loop import Learner, averaged
 from polymix.train.registry import chosen_recipe, options_of
@@ -360,6 +360,11 @@ def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_non
     assert mixed.wants_control and control.model_options["mixers"] == ("linear_floor",)
     assert control.model_options["num_layers"] == 2 and not control.wants_control
     assert TextRecipe(model="gppom2-s").for_control().model_options["mixers"] == ("linear_floor",)
-    foreign = TextRecipe(model={"model_type": "gpt2"})
-    assert not foreign.wants_control, "its layers are no mixers of ours"
+    own = PolymixGPTConfig(num_layers=1, num_heads=1, hidden_size=8, mixers=["pom"])
+    assert TextRecipe(model=own).for_control().model_options["mixers"] == ("linear_floor",)
+    assert TextRecipe(model=own).wants_control and TextRecipe(model=own, mixer="qt").wants_control
+    foreign = {"model_type": "gpt2"}
+    assert not TextRecipe(model=foreign).wants_control, "its layers are no mixers of ours"
+    with pytest.raises(OptionError, match=r"`control`.*no mixers"):
+        TextRecipe(model=foreign, control=True)
     assert not TextRecipe(data="books").wants_control

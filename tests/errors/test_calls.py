@@ -67,7 +67,7 @@ CALLS = {
     "grid-full": ("padre", FULL, {"grid": (4, 3)}, ShapeError, "grid", ["(4, 3)", "(3, 4)", 'weight="channel"']),
     "grid-full-1d": ("padre", {**FULL, "grid": (9,)}, {}, ShapeError, "grid", ["(12,)", "(9,)", "built for"]),
     # what a mixer cannot do; the message names those that can
-    "no-mask": ("linear_floor", {}, {"mask": SEEN}, CapabilityError, "mask", ["mask of shape", "pom, softmax"]),
+    "no-arbitrary-floor": ("linear_floor", {}, {"mask": SEEN}, CapabilityError, "mask", ["mask of shape", "pom, softmax"]),
     "no-mask-learned": ("poly_sa", GRID, {"mask": PAD}, CapabilityError, "mask", ["mask", "pom", "other options"]),
     "no-arbitrary": ("qt", {}, {"mask": SEEN}, CapabilityError, "mask", ["mask of shape (2, 12, 12)", "pom, softmax"]),
     "no-arbitrary-nl": ("poly_nl", {}, {"mask": SEEN}, CapabilityError, "mask", ["mask", "pom, softmax"]),

@@ -1,5 +1,7 @@
 """Laws of single mixers that hold for any input: homogeneity, contextual mapping, blocks, chunks."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import polymix
 from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
+from polymix.mixers.states import StateSpec
 from tests.contracts.mixer_cases import CASES
 from tests.helpers import build, close, padre_from_matrices, tokens
 
@@ -93,7 +96,7 @@ BLOCKS = {
     "plain": {}, "sum": {"reduction": "sum", "degree": 3}, "rotary": {"rotary": "1d", "selection_heads": 4},
     "groups": {"groups": 2},
 }  # fmt: skip
-BLOCKWISE = {key: build("pom", 8, **options) for key, options in BLOCKS.items()}
+BLOCKWISE = {"floor": build("linear_floor", 8)} | {key: build("pom", 8, **options) for key, options in BLOCKS.items()}
 
 
 @pytest.mark.parametrize("key", list(BLOCKWISE))
@@ -131,8 +134,9 @@ def test_padding_law_of_blocks(key, pad):
     close(torch.cat((first, second), 1)[both], mixer(x, causal=3, mask=both)[both], 1e-11)
 
 
-def test_blocks_that_a_state_cannot_continue_are_refused():
-    mixer, x = BLOCKWISE["plain"], tokens(2, 7, 8)
+@pytest.mark.parametrize("key", ["plain", "floor"])
+def test_blocks_that_a_state_cannot_continue_are_refused(key):
+    mixer, x = BLOCKWISE[key], tokens(2, 7, 8)
     _, state = mixer.prefill(x, causal=3)
     with pytest.raises(StateError, match="within a block of 3"):
         mixer.prefill(x, state, causal=3)
@@ -147,6 +151,24 @@ def test_blocks_that_a_state_cannot_continue_are_refused():
     for other in (build("qt", 8, heads=2), build("pom", 8, decay=4), build("mamba", 8)):
         with pytest.raises((CapabilityError, MaskError), match="causal"):
             other.prefill(x, causal=3)
+
+
+def test_a_state_that_counts_no_tokens_continues_blocks():
+    """Every tuple has a method `count`, which is no number of tokens."""
+
+    class Total(NamedTuple):
+        total: torch.Tensor
+
+    class Own(type(build("pom", 8))):
+        def scan_blocks(self, x, state, mask, block):
+            return x, Total(x.sum(1) if state is None else state.total + x.sum(1))
+
+        def state_spec(self, batch):
+            return StateSpec(Total, (batch, 8))
+
+    mixer, x = Own(polymix.PomConfig(), 8), torch.ones(2, 3, 8)
+    _, state = mixer.prefill(x, causal=2)
+    assert mixer.prefill(x, state, causal=2)[1].total.unique().tolist() == [6.0]
 
 
 @pytest.mark.parametrize("case", ["padre-causal", "pom", "pom-rotary", "qt", "qt-full", "local-rotary"])

@@ -29,6 +29,7 @@ CASES = {
     "padre-causal": ("padre", {"degree": 2, "causal": True, "kernel_size": 4}, True, None),
     "padre-2d": ("padre", {"degree": 2, "grid": (8, 3), "kernel_size": 3}, False, (8, 3)),
     "softmax": ("softmax", {"heads": 3}, False, None), "hyena": ("hyena", {"length": 64}, True, None), "linear_floor": ("linear_floor", {}, False, None),
+    "linear_floor-causal": ("linear_floor", {}, True, None),
 }  # fmt: skip
 
 

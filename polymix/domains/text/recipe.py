@@ -96,6 +96,8 @@ class TextRecipe(Recipe):
         named = isinstance(self.model, str) or (isinstance(self.model, Mapping) and "model_type" in self.model)
         if not named and not callable(getattr(self.model, "to_dict", None)):
             raise wrong("model", shown(self.model), "a name, or a config of transformers", 'Pass "gpt", say.')
+        if self.control and not self.chooses_mixer:
+            raise wrong("control", "True for a model whose layers are no mixers", "None or False", "Leave it out.")
         if "vocab_size" in self.options:
             raise wrong("options", f"vocab_size={self.options['vocab_size']}", "no vocab_size", "Set vocab.")
         if self.mixer != MIXERS and "mixers" in self.options:
@@ -123,7 +125,10 @@ class TextRecipe(Recipe):
 
     @property
     def chooses_mixer(self) -> bool:
-        return isinstance(self.model, str)
+        if isinstance(self.model, str):
+            return True
+        config = self.model if isinstance(self.model, Mapping) else self.model.to_dict()
+        return config.get("model_type") in {f"polymix-{family}" for family in FAMILIES}
 
     def for_control(self: T, **options: Any) -> T:
         own = {name: value for name, value in self.options.items() if name != "mixers"}

@@ -59,7 +59,7 @@ class VideoTransformer(nn.Module):
         self.head = nn.Linear(dim, channels * recipe.patch**2 if classes is None else classes)
 
     def _call(self, block: Any, config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:
-        """What a block's mixer is called with."""
+        """The options of a block's call: the grid, or in causal order the tokens of a frame."""
         if not self.causal:
             return config.call_options(grid)
         if not block.mixer.capabilities.has("block_causal"):

@@ -58,8 +58,8 @@ def compare(
 
     Each mixer is trained with each seed by `polymix.train.run.train` in folder/runs; every mixer of a seed sees the
     data in the same order. Mistakes in the settings or the data are found before anything is trained. A mixer that the
-    host cannot take is left out; the results say why. Each finished run and token count is saved
-    before the next begins; `resume` keeps these, and continues an unfinished run.
+    host cannot take is left out, and the results say why; attention and linear_floor are in every comparison. Each
+    finished run and token count is saved before the next begins; `resume` keeps these, and continues an unfinished run.
 
     Raises:
         OptionError, DataError, ResultsError: the settings or the data are wrong, or the folder has other results.
@@ -97,7 +97,7 @@ class _Comparison:
     data: tuple[int, Data] | None = None
 
     def leave_out(self) -> None:
-        """Note mixers that the host cannot take. Raises where that is attention, or the mixer is not the cause."""
+        """Note mixers that the host cannot take. Raises where that is attention or the control, which all need."""
         for label in self.asked.labels:
             try:
                 check_recipe(self.asked.recipe_of(label))
@@ -178,6 +178,8 @@ class _Comparison:
         try:
             train(recipe, run, resume=(run / LAST_CHECKPOINT).exists(), data=data, on_step=advance)
         except CapabilityError as error:
+            if label in (ATTENTION, CONTROL):
+                raise
             self.refused[label] = str(error)
             results.set(refused=self._reasons())
             return
