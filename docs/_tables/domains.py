@@ -385,6 +385,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "detr": detr,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
+    "instances-efficientvit": lambda: default_run("instances/efficientvit", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
     "qt-vit": qt_vit,
     "segment": lambda: default_run("segment", ("miou", "accuracy")),
