@@ -309,7 +309,8 @@ def check_recurrent_call(
         block = call.causal
         counted = block > 1 and counts_tokens(state)
         if counted and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
-            got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
+            within = state.count[state.count % block != 0][0].item()
+            got = f"a state after {within} tokens, within a block of {block}"
             cure = "Cut sequences between blocks: a block's tokens see each other."
             raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
     return call

@@ -126,10 +126,10 @@ def check_options(config: type[Any], options: dict[str, Any]) -> None:
 def missing_capability(name: str, capability: str, argument: str, request: str) -> CapabilityError:
     """The error to raise if mixer `name`, as built, lacks a capability; it names the mixers that have it.
 
-    `request` says in words what the argument asked for.
+    It does not name the control, which is no cure. `request` says in words what the argument asked for.
     """
     _register_all()
     capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
-    others = ", ".join(other for other in capable if other != name) or "there is none"
+    others = ", ".join(other for other in capable if other not in (name, FLOOR)) or "there is none"
     cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."
     return CapabilityError(argument, f"{request}, which this {name} cannot do", f"a mixer that can: {others}", cure)

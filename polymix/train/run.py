@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from polymix.devices import processes
-from polymix.errors import OptionError
+from polymix.errors import OptionError, PolymixError
 from polymix.files import output_folder, remove_unfinished
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
 from polymix.train.evaluation import evaluating
@@ -76,7 +76,10 @@ def _with_control(
         return _train(task, out, resume, data_folder, data, on_step).latest()
     below = out / CONTROL_FOLDER
     check_no_checkpoint(below, resume)
-    control_task = check_recipe(recipe.for_control(), say)
+    control_task = _control_of(recipe, say)
+    if control_task is None:
+        alone = check_recipe(recipe.changed(control=False), say)
+        return _train(alone, out, resume, data_folder, data, on_step).latest()
     latest = _train(task, out, resume, data_folder, data, on_step).latest()
     say = say if processes()[0] == 0 else silent
     say(f"The control: {CONTROL}, which mixes nothing between tokens")
@@ -84,6 +87,18 @@ def _with_control(
     if processes()[0] == 0:
         say(add_control(out, below))
     return latest
+
+
+def _control_of(recipe: Recipe, say: Say) -> Task[Any, Any] | None:
+    """The control's task; None, with a line that says so, where the host cannot have an unasked one."""
+    try:
+        return check_recipe(recipe.for_control(), say)
+    except PolymixError as error:
+        if recipe.control:
+            got = f"True, where linear_floor cannot be trained ({error})"
+            raise OptionError("control", got, "False", "Leave it out.") from error
+        say(f"No control is trained: {error}")
+        return None
 
 
 def check_recipe(recipe: Recipe, say: Say = silent, *, batches: bool = True) -> Task[Any, Any]:

@@ -368,3 +368,9 @@ def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_non
     with pytest.raises(OptionError, match=r"`control`.*no mixers"):
         TextRecipe(model=foreign, control=True)
     assert not TextRecipe(data="books").wants_control
+
+
+def test_the_control_has_no_convolution_which_mixes_too():
+    text, recall = (chosen_recipe(domain, options={"short_conv": 4}) for domain in ("text", "recall"))
+    assert model_config(text, 300).short_conv == 4 and recall.short_conv == 4
+    assert model_config(text.for_control(), 300).short_conv == 0 and recall.for_control().short_conv == 0

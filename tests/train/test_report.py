@@ -8,9 +8,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.errors import OptionError
 from polymix.pages import COLOURS
 from polymix.train import run as running
 from polymix.train.data.drawing import INK, save_figure
+from polymix.train.registry import chosen_recipe
 from polymix.train.report import Journal, curve, table, write_report
 from polymix.train.saved import SavedRun
 from polymix.train.task import Metric
@@ -202,3 +204,15 @@ def test_in_a_browser(folder):
         )
         shadow = "[...document.querySelectorAll('.scroll')].every(e => getComputedStyle(e).backgroundImage.includes('gradient'))"
         assert page.evaluate(shadow), "a table that is cut at the edge of a phone shows that it goes on"
+
+
+def test_a_control_that_the_host_cannot_have_is_left_out_unless_it_was_asked_for(tmp_path):
+    """DLinear has no patches, of which the context is no multiple: its own training goes on."""
+    recipe = chosen_recipe("timeseries", preset="tiny", options={"mixer": "dlinear", "context": 50, "steps": 1})
+    with pytest.raises(OptionError, match=r"(?s)`control`.*linear_floor.*multiple of the patch"):
+        running.train(recipe.changed(control=True), tmp_path / "asked")
+    said = []
+    running.train(recipe, tmp_path / "out", say=said.append)
+    assert any(line.startswith("No control is trained: `context`") for line in said)
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert content["finished"] and [row["mixer"] for row in content["rows"]] == ["dlinear"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ from polymix.train.recipe import (
     Steps,
     wrong,
 )
+
+R = TypeVar("R", bound="RecallRecipe")
 
 
 class RecallRecipe(Recipe):
@@ -60,6 +62,9 @@ class RecallRecipe(Recipe):
         if self.data is not None:
             raise wrong("data", self.data, "None: the data are synthetic", "Set sizes and vocab instead.")
         return self
+
+    def for_control(self: R, **options: Any) -> R:
+        return super().for_control(short_conv=0, **options)  # a convolution mixes too
 
     @property
     def mixers(self) -> tuple[str, ...]:

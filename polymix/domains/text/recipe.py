@@ -132,7 +132,7 @@ class TextRecipe(Recipe):
 
     def for_control(self: T, **options: Any) -> T:
         own = {name: value for name, value in self.options.items() if name != "mixers"}
-        return super().for_control(options=own, **options)
+        return super().for_control(options=own | {"short_conv": 0}, **options)  # a convolution mixes too
 
     @classmethod
     def types_of_others(cls) -> dict[str, str]:
