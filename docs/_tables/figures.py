@@ -393,6 +393,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "readme-bench": readme_bench,
     "scenes": partial(scenes, "compare-scenes", True),
     "padre-parts": partial(scenes, "compare-padre", False),
+    "heads": partial(scenes, "compare-heads", False),
     "targets": targets,
     "whole-models": whole_models,
     "prefill-logits": prefill_logits,
