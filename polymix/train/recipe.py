@@ -376,16 +376,6 @@ class Recipe(BaseModel):
         return {name: attention if config is None else config for name, config in chosen.items()}
 
 
-class ObjectsRecipe(Recipe):
-    """What domains share that find objects, each with a score."""
-
-    in_pictures: ClassVar[tuple[str, ...]] = ("threshold",)
-
-    threshold: Fraction = Field(
-        0.3, description="lowest score of an object in pictures; the files of `predict` also have those below it"
-    )
-
-
 class _WrongOptionError(ValueError):
     """An OptionError on its way through pydantic, which lets no other errors pass with what they say."""
 

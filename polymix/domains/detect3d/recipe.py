@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from polymix.domains.detect3d.extent import Extent
 from polymix.errors import OptionError
 from polymix.train.data.scans.options import Streets
+from polymix.train.objects import ObjectsRecipe
 from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
@@ -23,7 +24,6 @@ from polymix.train.recipe import (
     Mixer,
     Natural,
     NotNegative,
-    ObjectsRecipe,
     Share,
     Steps,
     Warmup,

@@ -17,12 +17,12 @@ from polymix.train.data.boxes.options import (
     TestScenes,
     check_side,
 )
+from polymix.train.objects import ObjectsRecipe
 from polymix.train.recipe import (
     BatchSize,
     CheckpointEvery,
     EvaluateEvery,
     LearningRate,
-    ObjectsRecipe,
     Steps,
     wrong,
 )

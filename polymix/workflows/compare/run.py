@@ -41,6 +41,7 @@ from polymix.workflows.compare.verdict import answer
 
 SAMPLES = 12  # test pictures that the report shows
 MAX_CONFUSED_CLASSES = 20  # of a table of confusions
+REQUIRED = (ATTENTION, CONTROL)  # without which nothing is compared
 Say = Callable[[str], None]
 
 
@@ -102,7 +103,7 @@ class _Comparison:
             try:
                 check_recipe(self.asked.recipe_of(label))
             except (CapabilityError, OptionError) as error:
-                if label in (ATTENTION, CONTROL):
+                if label in REQUIRED:
                     raise
                 self.refused[label] = str(error)
 
@@ -178,7 +179,7 @@ class _Comparison:
         try:
             train(recipe, run, resume=(run / LAST_CHECKPOINT).exists(), data=data, on_step=advance)
         except CapabilityError as error:
-            if label in (ATTENTION, CONTROL):
+            if label in REQUIRED:
                 raise
             self.refused[label] = str(error)
             results.set(refused=self._reasons())

@@ -18,7 +18,7 @@ from polymix.train.data.drawing import draw_annotated, draw_truth_and_prediction
 from polymix.train.data.pictures import read_picture
 from polymix.train.data.scores import reaching, said_of
 from polymix.train.data.vision import torchvision
-from polymix.train.recipe import ObjectsRecipe
+from polymix.train.objects import ObjectsRecipe
 from polymix.train.task import Process, Task
 
 INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from polymix.train.objects import ObjectsRecipe
 from polymix.train.option_effects import Beside
-from polymix.train.recipe import Count, ObjectsRecipe, Place, wrong
+from polymix.train.recipe import Count, Place, wrong
 
 CROP_FROM = (400, 500, 600)  # short sides of pictures that are cropped
 NO_BLOCK = "none"  # the value of `mixer` for the host as it is
