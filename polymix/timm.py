@@ -14,7 +14,7 @@ Two hosts of Poly-SA's Table 3 that timm has not are registered with their own a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -51,8 +51,6 @@ HOSTS = {
 INSERTED = {"resnet50": ("resnet50", "layer3.5")}
 # EfficientViT with quadratic Taylor attention is QT-ViT.
 RENAMED = {f"qt_efficientvit_{size}": f"qt_vit_{size}" for size in _EFFICIENT}
-# Families that take any size, and no option for it: convolutions or pooling come before their attention.
-ANY_SIZE = ("efficientvit_", "resnet", "metaformer_", "poolformer", "caformer_", "convformer_")
 __all__ = ["HOSTS", "INSERTED", "MIXERS", "create", "cvt_13", "metaformer_s12", "names"]
 
 
@@ -200,15 +198,10 @@ def create(
         cure = "timm.list_models() lists them."
         raise OptionError("host", repr(host), "the name of a model of timm", cure)
     sides = None if img_size is None else (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    sized = host.startswith(ANY_SIZE)
-    if sides is not None and not sized:
-        options["img_size"] = sides
-    if sides is not None and sized and any(side % 32 for side in sides):
-        raise OptionError("img_size", str(img_size), "a multiple of 32", "These hosts halve an image five times.")
     branches = options.pop("drop_path_rate", None) if host.startswith("efficientvit_") else None
     check_number("drop_path_rate", branches or 0.0, 0.0, 1.0, "a share below 1", 0.1)
     config = None if mixer == "keep" else config_of(mixer, "mixer")
-    model: Any = timm.create_model(host, pretrained=False, **options)
+    model = _fresh(host, sides, options)
     if sides is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (model.pretrained_cfg["input_size"][0], *sides)}
     at = dict(INSERTED.values()).get(host)
@@ -228,6 +221,22 @@ def create(
     if branches:
         _drop_branches(model, branches)
     return model
+
+
+def _fresh(host: str, sides: tuple[int, ...] | None, options: Mapping[str, Any]) -> Any:
+    """A host of timm with fresh weights, for images of `sides` pixels."""
+    make = partial(load_library("timm").create_model, host, pretrained=False, **options)
+    if sides is None:
+        return make()
+    try:
+        return make(img_size=sides)
+    except TypeError as error:
+        if "'img_size'" not in str(error):
+            raise
+    if any(side % 32 for side in sides):  # it takes any size: convolutions or pooling come before its attention
+        got = str(sides[0] if len(set(sides)) == 1 else sides)
+        raise OptionError("img_size", got, "a multiple of 32", "This host halves an image five times.")
+    return make()
 
 
 def _convert_cvt(model: Cvt, plan: str | None, config: MixerConfig, match: str | None) -> None:

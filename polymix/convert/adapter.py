@@ -69,7 +69,7 @@ class Adapter(nn.Module):
         channel_axis: axis of the channels in the adapter's output, or in that of `replaced_part`.
         checks_masks: whether the masks of a call tell what the mixer must support.
         masks_alone: whether calls say nothing of their tokens but by masks: no grid, and causal order in no other way.
-        needs_call: whether a layer is read from a call too (`proven`); `convert` then needs an input.
+        needs_call: whether a layer is read from a call too (`proven`); `convert` then runs the model.
         optional: whether a plan without names leaves a layer that cannot be converted as it is, and says why.
         proves_softmax: whether `proven` has shown that softmax attention gives the layer's own output.
         way: how the mixer came to its place, where a report should say so.

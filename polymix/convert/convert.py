@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, adapter_for, refusal_of
-from polymix.convert.adapters.libraries import examples_of
 from polymix.convert.context import EXTENSIONS, extended
 from polymix.convert.drops import check_named, check_names, needed, with_losses
 from polymix.convert.drops import check_used as check_drops_used
@@ -23,12 +22,21 @@ from polymix.convert.positions import POSITIONS, check_used, resolve_positions
 from polymix.convert.readable import check_readable
 from polymix.convert.report import ConversionReport, LayerReport, parameters
 from polymix.convert.spec import AttentionSpec
-from polymix.convert.tracing import LayerCall, difference, mode, record_layers, run, same, token_count, with_call
+from polymix.convert.tracing import (
+    LayerCall,
+    difference,
+    mode,
+    record_layers,
+    record_on_an_example,
+    run,
+    same,
+    token_count,
+    with_call,
+)
 from polymix.convert.tracing import tensors as input_tensors
 from polymix.convert.trained import trained_plan
 from polymix.errors import (
     CapabilityError,
-    InputError,
     OptionError,
     PolymixError,
     ShapeError,
@@ -70,7 +78,8 @@ def convert(
             mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; the result of `polymix.recommend`; or that of
             `polymix.search`, or the path of its plan.json, whose mixers are trained.
         mixer: the mixer that a pattern inserts.
-        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it.
+        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it. None:
+            only where layers are read from a call, on a small example or on images of the size that the model states.
             This shows masks and contexts that only calls have, scales each mixer's output to the attention's, and
             measures each layer's error.
         init: "inherit" starts mixers from the attention's weights where they have a use for them; "fresh" does not.
@@ -151,7 +160,7 @@ def _converted(
     parts = {name: layers[name] for name in configs}
     check_readable(model, parts)
     if example is None and any(kind is not None and kind.needs_call for kind in map(adapter_for, parts.values())):
-        calls = _calls_of_an_example(model, parts)
+        calls = record_on_an_example(model, parts)
     else:
         calls = {} if example is None else record_layers(model, parts, example)
     configs = {name: config for name, config in configs.items() if name in calls or not _uncalled(plan, parts[name])}
@@ -215,18 +224,6 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         cure = "For a class of your own, write an adapter (polymix.register_adapter)."
         raise OptionError("model", got, "a model with attention of torch.nn, timm, transformers …", cure)
     return layers
-
-
-def _calls_of_an_example(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerCall]:
-    """The layers' calls on the first of the library's inputs that the model takes."""
-    reason = ""
-    for example in examples_of(model):
-        try:
-            return record_layers(model, layers, example)
-        except InputError as error:
-            reason = f"; on a small example, {error.got}"
-    got = f"None for {type(model).__name__}, whose layers are read from a call{reason}"
-    raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
 
 
 def _kind(module: nn.Module) -> type[Adapter]:

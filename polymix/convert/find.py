@@ -93,13 +93,24 @@ def image_size(module: Any) -> tuple[int, int] | None:
     return pair(getattr(module, "image_size", None)) or pair(getattr(module, "img_size", None))
 
 
-def known_input(model: nn.Module, batch: int) -> Tensor:
-    """Random images of the size that the model states. Raises OptionError where it states none."""
+def pixels(model: Any) -> tuple[int, int] | None:
+    """The image size (H, W) that a model states."""
     places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
-    size = next(filter(None, map(image_size, places)), None)
+    known = next(filter(None, map(image_size, places)), None)
+    return known or pair(((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:])
+
+
+def known_input(model: nn.Module, batch: int, generator: torch.Generator | None = None) -> Tensor:
+    """Random images of the size that the model states. Raises OptionError where it states none.
+
+    generator: on the CPU; None: PyTorch's own of the model's device.
+    """
+    size = pixels(model)
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if size is None or first is None:
         got = f"None for {type(model).__name__}, which does not state its input size"
         raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
     weight = first.weight
+    if generator is not None:
+        return torch.randn(batch, first.in_channels, *size, generator=generator).to(weight)
     return torch.randn(batch, first.in_channels, *size, device=weight.device, dtype=weight.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polymix.convert.adapter import Adapter, Host, adapter_for
-from polymix.convert.find import CONTEXTS, image_size
+from polymix.convert.adapters.libraries import examples_of
+from polymix.convert.find import CONTEXTS, image_size, known_input
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.spec import AttentionSpec
-from polymix.errors import InputError, PolymixError, one_line
+from polymix.errors import InputError, OptionError, PolymixError, one_line
 
 Call = Callable[[], Any]
 EXACT, ROUNDINGS = 1e-3, 4  # difference up to which two layers are the same: this, or so many roundings of their type
@@ -135,6 +136,27 @@ def expected_input(model: nn.Module) -> str:
         if isinstance(part, nn.Linear):
             return f"a tensor (…, {part.in_features}){kind}"
     return "an input that the model takes"
+
+
+def record_on_an_example(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerCall]:
+    """`record_layers` on the first input that the model takes, of its library's or images of the size that it states.
+
+    Raises OptionError where it takes none.
+    """
+    reason = ""
+    for example in _examples(model):
+        try:
+            return record_layers(model, layers, example)
+        except InputError as error:
+            reason = f"; on a small example, {error.got}"
+    got = f"None for {type(model).__name__}, whose layers are read from a call{reason}"
+    raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
+
+
+def _examples(model: nn.Module) -> Iterator[Any]:
+    yield from examples_of(model)
+    with suppress(OptionError):
+        yield known_input(model, 2, torch.Generator().manual_seed(0))  # the caller's random numbers stay as they are
 
 
 def _adapter(module: nn.Module) -> type[Adapter]:

@@ -300,10 +300,10 @@ def check_recurrent_call(
         if causal == 1:
             allowed, cure = f"one token, (B, {mixer.dim}) or (B, 1, {mixer.dim})", "Use prefill for more tokens."
         raise ShapeError("x_t", _shape(x), allowed, cure)
-    call = mixer._checked_call(x, mask=mask, causal=causal)
-    if mask is not None and mask.ndim == 3:
+    if isinstance(mask, Tensor) and mask.ndim == 3:
         cure = "Pass padding only: prefill is causal by itself."
         raise MaskError("mask", _shape(mask), "(B, N), True = takes part", cure)
+    call = mixer._checked_call(x, mask=mask, causal=causal)
     if state is not None:
         mixer.state_spec(x.shape[0]).check(state, x)
         block = call.causal

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from polymix.convert.saving.files import WEIGHTS as SAFE_WEIGHTS
 from polymix.convert.saving.files import read, read_tensors
 from polymix.convert.weight_files import load_safetensors
 from polymix.errors import ResultsError, reason_of
 from polymix.files import regular
 from polymix.mixers import TokenMixer
 
-WEIGHTS = "model.pt"
+WEIGHTS = "model.pt"  # in a run's folder
 _COUNTER = ".num_batches_tracked"  # of batch norm: no weight, and absent where it is frozen
 
 
@@ -55,11 +56,6 @@ def start_as_pytorch(model: nn.Module) -> None:
         nn.Linear.reset_parameters(layer)
 
 
-def check_weights(folder: Path) -> None:
-    """Raise what `load_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
-    _read(folder, mmap=True)
-
-
 def check_header(file: Path, argument: str) -> None:
     """Raise ResultsError for a file of weights that is damaged, without reading the numbers; one may be missing."""
     if not file.exists():
@@ -74,12 +70,15 @@ def check_header(file: Path, argument: str) -> None:
         raise ResultsError(argument, got, "the weights of a model", "Train it again.") from error
 
 
-def _read(folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+def read_weights(folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """The weights in a folder of `polymix train` or of `save_pretrained`, and the layers that `convert` replaced.
 
     Raises ResultsError where there are none. With mmap, the numbers of a model.pt stay on disk until they are used.
     """
     if not (folder / WEIGHTS).exists():
+        if folder.is_dir() and not (folder / SAFE_WEIGHTS).exists():
+            got, allowed = f"{folder}, without {WEIGHTS} and {SAFE_WEIGHTS}", "a folder of a trained or converted model"
+            raise ResultsError("init", got, allowed, "Check the path.")
         content, weights = read(folder)
         return weights, content.get("layers") or {}
     try:
@@ -87,9 +86,14 @@ def _read(folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mappi
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not tensors by name")
     except Exception as error:  # whatever torch.load raises on a damaged file
-        got = f"{folder / WEIGHTS}, which cannot be read ({reason_of(error)[:200]})"
-        raise ResultsError("init", got, "the weights of a model", "Train or convert it again.") from error
+        raise unreadable(folder / WEIGHTS, error) from error
     return state, {}
+
+
+def unreadable(place: Path, error: Exception) -> ResultsError:
+    """The error about a file or folder of `init` that cannot be read."""
+    got = f"{place}, which cannot be read ({reason_of(error)[:200]})"
+    return ResultsError("init", got, "the weights of a model", "Train or convert it again.")
 
 
 def _of_the_host(name: str, layers: Mapping[str, Any]) -> str:
@@ -99,17 +103,19 @@ def _of_the_host(name: str, layers: Mapping[str, Any]) -> str:
 
 
 def load_weights(
-    model: nn.Module, folder: str | Path, heads: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
-) -> None:
+    model: nn.Module, folder: str | Path, heads: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
+    read: Callable[[Path], tuple[dict[str, Tensor], Mapping[str, Any]]] = read_weights,
+) -> None:  # fmt: skip
     """Fill a model with the weights in a folder.
 
     Args:
+        read: reads them, as `read_weights` does.
         heads: prefixes of weights that depend on the classes, or that are new. Where their shapes differ or the folder
             has none, they keep their fresh values, and `say` is told.
     Raises:
         ResultsError: the folder has no weights, or others than the model's.
     """
-    ours, (read_state, layers) = model.state_dict(), _read(Path(folder))
+    ours, (read_state, layers) = model.state_dict(), read(Path(folder))
     theirs = {name if name in ours else _of_the_host(name, layers): value for name, value in read_state.items()
               if name in ours or not name.endswith(_COUNTER)}  # fmt: skip
     fresh = [name for name in ours if name.startswith(tuple(heads)) and heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from polymix.errors import IdleOptionError
+from polymix.errors import IdleOptionError, shortened
 from polymix.train.option_words import default_of, shown
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def find_idle(recipe: BaseModel, rules: Iterable[Beside]) -> IdleOptionError | N
         for name in names:
             value = getattr(recipe, name)
             if value != default_of(type(recipe), name):
-                got = f"{shown(value)} beside {other}={shown(beside)}, where it has no effect"
+                got = f"{shown(value)} beside {other}={shortened(shown(beside))}, where it has no effect"
                 return IdleOptionError(name, got, "it left out", f"Leave it out, or set {_instead(other, values)}.")
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike, fsencode, fspath
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -333,7 +334,7 @@ class Recipe(BaseModel):
     def wants_control(self) -> bool:
         """Whether to train `linear_floor` too."""
         asked = self.source is None and self.chooses_mixer if self.control is None else self.control
-        return asked and self.mixer_name != CONTROL
+        return asked and not re.fullmatch(f"{CONTROL}(:[^ ,]*)?", self.mixer_name)  # " " begins a plan
 
     def for_control(self: R, **options: Any) -> R:
         """This recipe with `linear_floor` in every block, also where a plan leaves attention, with fresh weights."""

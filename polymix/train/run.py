@@ -13,10 +13,10 @@ from torch import nn
 
 from polymix.devices import processes
 from polymix.errors import OptionError, PolymixError
-from polymix.files import output_folder, remove_unfinished
+from polymix.files import check_folder, output_folder, remove_unfinished
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
 from polymix.train.evaluation import evaluating
-from polymix.train.initial import check_weights, load_weights
+from polymix.train.initial import load_weights
 from polymix.train.loggers import check_logger, log, logging_to
 from polymix.train.loop import Trained, Watch, fit
 from polymix.train.place import Place, check_batch, check_place, first_of_all
@@ -32,7 +32,7 @@ from polymix.train.report import (
     write_report,
     write_results,
 )
-from polymix.train.resume import LAST_CHECKPOINT, check_no_checkpoint, check_same_run, checkpoint_to_resume
+from polymix.train.resume import LAST_CHECKPOINT, check_same_run, checkpoint_to_resume
 from polymix.train.rows import make_row, measure_speed
 from polymix.train.task import Data, Say, Task, silent
 
@@ -75,11 +75,12 @@ def _with_control(
     if not recipe.wants_control:
         return _train(task, out, resume, data_folder, data, on_step).latest()
     below = out / CONTROL_FOLDER
-    check_no_checkpoint(below, resume)
     control_task = _control_of(recipe, say)
     if control_task is None:
         alone = check_recipe(recipe.changed(control=False), say)
         return _train(alone, out, resume, data_folder, data, on_step).latest()
+    # What is wrong with its folder is said before the first of the two trainings.
+    checkpoint_to_resume(check_folder(below, "out"), resume, _decisive(control_task.recipe))
     latest = _train(task, out, resume, data_folder, data, on_step).latest()
     say = say if processes()[0] == 0 else silent
     say(f"The control: {CONTROL}, which mixes nothing between tokens")
@@ -87,6 +88,14 @@ def _with_control(
     if processes()[0] == 0:
         say(add_control(out, below))
     return latest
+
+
+def _decisive(recipe: Recipe) -> dict[str, Any]:
+    """The options that a resumed run must not change, before its data are known."""
+    settings = recipe.decisive()
+    if recipe.epochs is not None:
+        del settings["steps"]  # which the data decide
+    return settings
 
 
 def _control_of(recipe: Recipe, say: Say) -> Task[Any, Any] | None:
@@ -125,7 +134,7 @@ def check_recipe(recipe: Recipe, say: Say = silent, *, batches: bool = True) -> 
         if getattr(recipe, name) != type(recipe).model_fields[name].default:
             raise OptionError(name, f"{getattr(recipe, name)!r} with data", "it without data", "Leave it out.")
     if recipe.init is not None:
-        check_weights(Path(recipe.init))
+        task.read_weights(Path(recipe.init), mmap=True)
     if recipe.keep == "best" and kind.validation is Task.validation:
         raise OptionError("keep", "'best'", f"'last': {task.name} has no validation part", "Leave it out.")
     task.check()
@@ -151,9 +160,7 @@ def _train(
     rank, _ = processes()
     recipe, last = task.recipe, out / LAST_CHECKPOINT
     task.say = say = task.say if rank == 0 else silent
-    settings: dict[str, Any] = recipe.decisive()
-    if recipe.epochs is not None:
-        del settings["steps"]  # which the data decide
+    settings = _decisive(recipe)
     before = checkpoint_to_resume(out, resume, settings)  # first: loading may overwrite its data
     data = first_of_all(lambda: task.load(data_folder or out / "data")) if data is None else data
     with isolated_random_state():
@@ -163,7 +170,7 @@ def _train(
         settings |= {f"model.{name}": value for name, value in task.settings(model).items()}
         done = 0 if before is None else int(before["step"])
         if recipe.init is not None and not done:
-            load_weights(model, recipe.init, task.fresh, say)
+            load_weights(model, recipe.init, task.fresh, say, task.read_weights)
         task.recipe = recipe = recipe.for_data(task.epoch(data, 1))
         settings |= {"data": data.fingerprint(), "steps": recipe.steps}
         settings = json.loads(json.dumps(settings, default=str))

@@ -19,14 +19,14 @@ from polymix.files import output_folder, write_whole
 from polymix.numbers import plural
 from polymix.results import RESULTS, Results, schema_name, wrong_part
 from polymix.train.evaluation import evaluating
-from polymix.train.initial import check_header
+from polymix.train.initial import WEIGHTS, check_header
 from polymix.train.place import Place
 from polymix.train.recipe import Recipe
 from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA
 from polymix.train.rows import PredictContent, TrainContent
 from polymix.train.run import check_recipe
-from polymix.train.task import WEIGHTS, Process, Task, silent
+from polymix.train.task import Process, Task, silent
 
 PREDICTIONS = "predictions.json"
 # Options of where and from what a model was trained, which say nothing of the machine that loads it.

@@ -21,13 +21,13 @@ from polymix.convert.saving.files import read_tensors
 from polymix.errors import MAX_SHOWN, DataError, DivergedError, OptionError, check_choice, shortened, shown
 from polymix.files import write_whole
 from polymix.train.data.sampling import Order, Seeded, Slices, loaded
+from polymix.train.initial import WEIGHTS, read_weights
 from polymix.train.optimizers import decay_groups, warmup_and_cosine
 from polymix.train.recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
 D = TypeVar("D", bound="Data")
 Say = Callable[[str], None]
-WEIGHTS = "model.pt"  # in a run's folder
 IGNORED = -100  # a target that PyTorch's cross-entropy leaves out
 
 
@@ -372,6 +372,13 @@ class Task(ABC, Generic[R, D]):
         model = self.build(data)
         model.load_state_dict(read_tensors(folder / WEIGHTS))
         return model
+
+    def read_weights(self, folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+        """The weights in a folder that `init` names, and by name the layers that `convert` replaced.
+
+        mmap: leave the numbers of a model.pt on disk until they are used. Raises ResultsError where there are none.
+        """
+        return read_weights(folder, mmap=mmap)
 
     def usage(self, data: D, folder: Path) -> list[str]:
         """Python lines that load the model, for the report."""

@@ -28,6 +28,7 @@ def test_a_domain_is_found_by_its_name_alone_and_in_a_file(domain, tmp_path):
 def test_every_default_run_has_a_control_and_a_host_that_keeps_its_attention_none(domain):
     recipe = named_recipe(domain)
     assert recipe.wants_control and not recipe.for_control().wants_control
+    assert not recipe.changed(mixer="linear_floor:bias=false").wants_control, "it would stand beside itself"
     if domain in ("classify", "segment"):
         host = {"classify": "deit_tiny_patch16_224", "segment": "segformer"}[domain]
         kept = recipe.changed(mixer="keep", host=host)
@@ -66,7 +67,23 @@ def test_a_choice_of_the_default_data_is_refused_with_data_of_ones_own(domain):
         assert getattr(kind(**{name: other}).after({"data": "x"}), name) == default
 
 
-CANDIDATES = (True, False, None, 0, 3, 32, 0.25, 0.0, (), (0.25,), (0.25, 0.5), (3,), ("mine",), "mine")
+CANDIDATES = (
+    True,
+    False,
+    None,
+    0,
+    3,
+    32,
+    0.25,
+    0.0,
+    (),
+    (0.25,),
+    (0.25, 0.5),
+    (3,),
+    ("mine",),
+    "mine",
+    {"model_type": "gpt2"},
+)
 BESIDE = [(domain, *entry) for domain in OWN_RECIPES for entry in recipe_class(domain).only_beside]
 
 

@@ -163,6 +163,17 @@ def test_all_options_at_once_and_what_the_folder_is_good_for(domain, data, whole
     assert len(json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"]) == 1
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_init_takes_the_folder_of_another_run(domain, data, whole, tmp_path):
+    """Of each domain: training goes on from the weights that a run has saved, and not from fresh ones."""
+    words = (f"init={whole(domain)}", "steps=1", "learning_rate=1e-9")
+    run(domain, data, tmp_path / "on", words)
+    models = (SavedRun.of(folder).load() for folder in (tmp_path / "on", whole(domain)))
+    weights, expected = (dict(model.named_parameters()) for model in models)
+    assert list(weights) == list(expected)
+    assert all(torch.allclose(weights[name], expected[name], atol=1e-6) for name in expected)
+
+
 @pytest.mark.parametrize("domain", CONVERTED)
 def test_init_takes_the_folder_of_a_converted_model(domain, data, tmp_path):
     """Trained with attention, converted, saved, and trained on: the first weights are those of the folder."""

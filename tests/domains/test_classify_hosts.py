@@ -14,12 +14,15 @@ from polymix.domains.classify import data
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.task import ClassifyTask
 from polymix.errors import DataError, OptionError
+from polymix.mixers import TokenMixer
 from polymix.train.initial import load_weights
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 
 cure_torchvision()
 pytest.importorskip("timm", reason="untested: hosts of timm")
+from polymix.timm import create  # noqa: E402
+
 CLASSES = ("n01440764", "n01443537", "n02119789")
 
 
@@ -150,6 +153,18 @@ def test_hosts_and_transforms_are_checked_before_images_are_read(tmp_path, optio
     with pytest.raises(OptionError):
         train(ClassifyRecipe(data=str(tmp_path / "none"), **options), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("host", "mixer"), [
+    ("levit_128s", "pom"), ("pvt_v2_b0", "qt"), ("levit_128s", "linear_floor"),
+])  # fmt: skip
+def test_hosts_whose_attention_is_read_from_a_call(host, mixer):
+    """They need numbers, not shapes alone; the second one takes any size, and no option for it."""
+    task = ClassifyTask(ClassifyRecipe(host=host, mixer=mixer, image_size=64))
+    task.check()
+    model = create(mixer, host, img_size=64, num_classes=3).eval()
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert mixer in {part.name for part in model.modules() if isinstance(part, TokenMixer)}
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 
 from polymix.domains.text.model import model_config
 from polymix.domains.text.recipe import TextRecipe
+from polymix.domains.text.task import TextTask
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
 from polymix.models.language import PolymixGPTConfig, parameters
 from polymix.numbers import metric
 from polymix.train.loop import Learner, averaged
 from polymix.train.registry import chosen_recipe, options_of
 from polymix.train.run import train
+from polymix.train.task import Process
 from tests.attacks.command import tree
 from tests.domains.texts import MODEL, TINY, rows, tiny
 
@@ -354,6 +356,35 @@ def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
         chosen_recipe(file, options=options_of(words, {}))
 
 
+def test_init_takes_the_tokenizer_of_its_folder(whole, tmp_path):
+    """A model's weights mean nothing in other tokens; other text would have taught a tokenizer of its own."""
+    before, folder = whole
+    (tmp_path / "other.txt").write_text("colourless green ideas sleep furiously in the dark of a long winter\n" * 40)
+    recipe = before.changed(data=str(tmp_path / "other.txt"), init=str(folder), steps=1, learning_rate=1e-9, ema=0.0)
+    train(recipe, tmp_path / "on")
+    assert (tmp_path / "on" / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+    old, new = weights(folder), weights(tmp_path / "on")
+    assert list(old) == list(new) and all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
+
+
+def test_a_model_that_has_diverged_draws_its_samples_all_the_same(tmp_path, monkeypatch):
+    """Its loss says what it is; a run of hours does not end in a traceback."""
+    recipe = tiny(tmp_path, steps=1, evaluate_every=1, ema=0.0)
+    task = TextTask(recipe)
+    data = task.load(tmp_path / "data")
+    model = task.build(data).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    assert len(task.samples(model, data, Process(torch.device("cpu")))) == 1
+
+
+def test_a_preset_keeps_its_mixers_unless_others_are_given():
+    """Also where those given are the families' own by default."""
+    assert "mixers" not in TextRecipe(model="gpt2-s").model_options
+    assert TextRecipe().model_options["mixers"] == ("pom:decay=8", "local")
+    assert TextRecipe(model="gpt2-s", mixer="pom:decay=8,local").model_options["mixers"] == ("pom:decay=8", "local")
+
+
 def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_none():
     mixed = TextRecipe(options={"mixers": ("softmax", "pom"), "num_layers": 2})
     control = mixed.for_control()
@@ -365,6 +396,8 @@ def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_non
     assert TextRecipe(model=own).wants_control and TextRecipe(model=own, mixer="qt").wants_control
     foreign = {"model_type": "gpt2"}
     assert not TextRecipe(model=foreign).wants_control, "its layers are no mixers of ours"
+    with pytest.raises(OptionError, match=r"`mixer`.*no effect"):
+        TextRecipe(model=foreign, mixer="qt")
     with pytest.raises(OptionError, match=r"`control`.*no mixers"):
         TextRecipe(model=foreign, control=True)
     assert not TextRecipe(data="books").wants_control

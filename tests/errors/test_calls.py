@@ -127,7 +127,7 @@ def test_prefill_and_step_check_their_tokens(name):
 def test_prefill_takes_padding_alone(name, shape):
     """An arbitrary mask has no meaning for a running state; (12, 12, 12) would even broadcast."""
     mixer = polymix.create_mixer(name, 8, **RECURRENT[name])
-    with pytest.raises(errors.PolymixError, match="mask"):
+    with pytest.raises(errors.MaskError, match=r"mask.*\(B, N\), True"):
         mixer.prefill(x(shape[0], 12, 8), mask=torch.ones(shape, dtype=torch.bool))
 
 

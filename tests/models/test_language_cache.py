@@ -205,11 +205,16 @@ def test_a_cache_of_a_model_with_more_or_fewer_layers_raises(mixer, of, to):
         fresh(mixer, num_layers=to).eval()(IDS[:, :1], past_key_values=cache)
 
 
-def test_a_cache_of_another_batch_raises():
-    for name in ("pom", "mamba", "local"):
-        cache = tiny(name)(IDS).past_key_values
-        with pytest.raises(errors.StateError):
-            tiny(name)(IDS[:2, :1], past_key_values=cache)
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"short_conv": 4}])
+@pytest.mark.parametrize("mixer", ["pom", "padre", "mamba", "local", "softmax", "linear_floor"])
+def test_a_cache_of_another_batch_raises(mixer, options, rows):
+    """Also of one row, which attention and a convolution would broadcast."""
+    model = fresh(mixer, **options).eval()
+    for held, more in ((IDS, IDS[:rows]), (IDS[:rows], IDS)):
+        cache = model(held).past_key_values
+        with pytest.raises(errors.StateError, match=rf"{len(held)} rows for {len(more)} rows"):
+            model(more[:, :1], past_key_values=cache)
 
 
 def test_no_cache_at_all_raises():

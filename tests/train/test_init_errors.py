@@ -9,6 +9,7 @@ SMALL = {
     "classify": ("--set=dim=16", "--set=depth=1", "--set=image_size=8"),
     "detect": ("--preset=tiny",),
     "segment": ("--preset=tiny",),
+    "text": ("--preset=tiny",),
 }
 
 

@@ -291,7 +291,7 @@ def test_compare_shows_the_answers_of_a_task_that_is_not_of_pictures(classifier)
 
 def test_initial_weights_are_read_once(tmp_path, monkeypatch):
     """The check before any data maps the file; the numbers are read when the model exists."""
-    from polymix.train.initial import check_weights, load_weights
+    from polymix.train.initial import load_weights, read_weights
 
     model = torch.nn.Linear(2, 3)
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -299,10 +299,10 @@ def test_initial_weights_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch, "load", lambda *args, mmap=False, **options: mapped.append(mmap) or load(*args, mmap=mmap, **options)
     )
-    check_weights(tmp_path)
+    read_weights(tmp_path, mmap=True)
     load_weights(torch.nn.Linear(2, 3), tmp_path)
     assert mapped == [True, False]
     whole = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ResultsError, match="cannot be read"):
-        check_weights(tmp_path)
+        read_weights(tmp_path, mmap=True)

@@ -18,7 +18,7 @@ from polymix.domains.classify import data as reading
 from polymix.domains.classify import metrics as measuring
 from polymix.domains.classify.augment import RepeatedOrder, erasing, mixing, transforms
 from polymix.domains.classify.recipe import SCENE, ClassifyRecipe
-from polymix.errors import OptionError
+from polymix.errors import CapabilityError, OptionError
 from polymix.limits import check_memory
 from polymix.mixers import MixerConfig
 from polymix.models import VisionTransformer
@@ -26,11 +26,11 @@ from polymix.numbers import percent, plural
 from polymix.train.data import classified
 from polymix.train.data.images import ImageData, load_digits
 from polymix.train.data.sampling import Order, Seeded, Slices, number
-from polymix.train.initial import start_as_normal
+from polymix.train.initial import WEIGHTS, start_as_normal
 from polymix.train.optimizers import decay_groups, warmup_and_falls
 from polymix.train.published import published
 from polymix.train.recipe import ATTENTION, KEEP
-from polymix.train.task import WEIGHTS, Metric, Process, Task
+from polymix.train.task import Metric, Process, Task
 
 SPLITS = {"ImageNet": "validation", "CIFAR-100": "test"}  # of published figures
 NORM_BATCH = 100  # images at once where batch norms are estimated
@@ -86,12 +86,16 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
                 model = self._model(3, 2).eval()
             except TypeError as error:  # of timm, for an option that the host does not take
                 got = f"{recipe.host} with {error}"
-                raise OptionError("host", got, "a host that takes these options", "Leave host_depth out.") from error
+                cure = "Choose another host, or leave host_depth out."
+                raise OptionError("host", got, "a host that takes these options", cure) from error
+            except CapabilityError:  # a layer that is read from a call needs numbers
+                with torch.device("cpu"):
+                    model = self._model(3, 2).eval()
             self._check_sizes(model)
             self.check_shared(model)
 
     def _check_sizes(self, model: nn.Module) -> None:
-        """OptionError unless a host on the meta device takes images of all the recipe's sizes."""
+        """OptionError unless a host takes images of all the recipe's sizes."""
         recipe = self.recipe
         first = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
         patch = first.stride[0] if first.stride == first.kernel_size else 1
@@ -100,7 +104,8 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
             if side % patch:  # timm leaves the rest of the image out
                 raise OptionError(name, f"{side} for {recipe.host}", f"a multiple of its patches of {patch}", "")
             try:
-                model(torch.empty(1, 3, side, side))
+                with torch.no_grad():
+                    model(torch.zeros(1, 3, side, side, device=next(model.parameters()).device))
             except (NotImplementedError, RuntimeError) as error:
                 if "meta" not in str(error):  # XCiT reads values, which the meta device has not
                     raise OptionError(name, f"{side} for {recipe.host}: {error}", "another size", "") from error

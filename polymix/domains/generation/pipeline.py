@@ -23,7 +23,7 @@ from polymix.errors import DataError, OptionError, PolymixError, check_choice, c
 from polymix.files import check_folder, read_json, write_whole
 from polymix.models.generator import GENERATOR
 from polymix.train.data.pictures import as_image
-from polymix.train.task import WEIGHTS
+from polymix.train.initial import WEIGHTS
 
 SCHEMA = "polymix.generator/1"
 ALLOWED = "a folder that polymix train generation or ImagesPipeline.save_pretrained wrote"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from polymix.convert.adapters.libraries import load_whole
 from polymix.domains.text.recipe import FAMILIES, TextRecipe
 from polymix.errors import CapabilityError, OptionError, UnknownOptionError, nearest_first, shown
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
@@ -22,6 +25,12 @@ _FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=Tr
 def build_model(config: Any) -> Any:
     """A causal language model with fresh weights."""
     return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def load_model(folder: Path, argument: str) -> nn.Module:
+    """The language model in a folder of transformers' save_pretrained. argument: the folder's name in messages."""
+    model: nn.Module = load_whole(AutoModelForCausalLM, folder, argument)[0]
+    return model
 
 
 def check_split(config: Any, packing: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import Field, field_serializer, model_validator
 
 from polymix.errors import shown
+from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
     Count,
@@ -27,6 +28,12 @@ T = TypeVar("T", bound="TextRecipe")
 FAMILIES = ("gpt", "llama")
 MIXERS = "pom:decay=8,local"  # of the two families; a preset and a config have their own
 SIZES: Mapping[str, Any] = {"positions": "none", "num_layers": 4, "hidden_size": 192, "num_heads": 3}  # likewise
+
+
+def _has_mixers(model: Any) -> bool:
+    """Whether the layers of a recipe's model are mixers: of all but a config of transformers' own."""
+    kind = model.get("model_type") if isinstance(model, Mapping) else getattr(model, "model_type", None)
+    return kind is None or kind in {f"polymix-{family}" for family in FAMILIES}
 
 
 class TextRecipe(Recipe):
@@ -53,6 +60,7 @@ class TextRecipe(Recipe):
                   "evaluate_tokens": 2_457_600, "checkpoint_every": 1000,
                   "options": {"max_position_embeddings": 2048, "positions": "learned", "bias": False, "dropout": 0.0}},
     }  # fmt: skip
+    only_beside: ClassVar[tuple[Beside, ...]] = (*Recipe.only_beside, ("model", _has_mixers, ("mixer",)))
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "column", "end_of_text")
     reading: ClassVar[tuple[str, ...]] = ("held_out", "tokenizer", "vocab")
     # The settings of the model's config stand for mixer, model and options.
@@ -64,8 +72,10 @@ class TextRecipe(Recipe):
     steps: Steps = 600
     learning_rate: LearningRate = 2e-3
     weight_decay: WeightDecay = 0.1
-    mixer: Mixer = Field(
-        MIXERS, description="mixer of each layer, or a pattern with commas that is repeated; a preset keeps its own"
+    mixer: Mixer | None = Field(  # type: ignore[assignment]
+        None,
+        description=f"mixer of each layer, or a pattern with commas that is repeated; None: {MIXERS} in gpt and llama,"
+        " and a preset's own",
     )
     model: Any = Field("gpt", description="gpt, llama, the name of a preset, or a causal config of transformers")
     options: dict[str, Any] = Field(default_factory=dict, description="changes to the model's config, by name")
@@ -100,7 +110,7 @@ class TextRecipe(Recipe):
             raise wrong("control", "True for a model whose layers are no mixers", "None or False", "Leave it out.")
         if "vocab_size" in self.options:
             raise wrong("options", f"vocab_size={self.options['vocab_size']}", "no vocab_size", "Set vocab.")
-        if self.mixer != MIXERS and "mixers" in self.options:
+        if self.mixer is not None and "mixers" in self.options:
             raise wrong("mixer", f"both mixer={self.mixer} and mixers", "one of the two", "Leave mixers out.")
         return self
 
@@ -114,7 +124,8 @@ class TextRecipe(Recipe):
     def model_options(self) -> dict[str, Any]:
         """The changes to the model's config: sizes and mixers of a family unless others are given."""
         family = self.model in FAMILIES if isinstance(self.model, str) else False
-        mixers = {"mixers": tuple(self.mixer.split(","))} if family or self.mixer != MIXERS else {}
+        mixer = MIXERS if self.mixer is None and family else self.mixer
+        mixers = {} if mixer is None else {"mixers": tuple(mixer.split(","))}
         return {**(SIZES if family else {}), **mixers, **self.options}
 
     @property
@@ -125,10 +136,7 @@ class TextRecipe(Recipe):
 
     @property
     def chooses_mixer(self) -> bool:
-        if isinstance(self.model, str):
-            return True
-        config = self.model if isinstance(self.model, Mapping) else self.model.to_dict()
-        return config.get("model_type") in {f"polymix-{family}" for family in FAMILIES}
+        return _has_mixers(self.model)
 
     def for_control(self: T, **options: Any) -> T:
         own = {name: value for name, value in self.options.items() if name != "mixers"}

@@ -15,22 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.convert.adapters.libraries import load_whole, local_files
+from polymix.convert.adapters.libraries import local_files
+from polymix.convert.saving.files import CONFIG, TRANSFORMERS_ENTRY
 from polymix.domains.text import data as reading
 from polymix.domains.text import metrics as measuring
 from polymix.domains.text.data import VOCAB, TextData
-from polymix.domains.text.model import build_model, check_split, model_config
+from polymix.domains.text.model import build_model, check_split, load_model, model_config
 from polymix.domains.text.recipe import TextRecipe
 from polymix.domains.text.tokens import Batch, Documents, Windows, parts_of_steps
-from polymix.files import write_files
+from polymix.errors import PolymixError, ResultsError
+from polymix.files import read_json, write_files
 from polymix.limits import check_memory, check_model
 from polymix.ops.shared.masks import positions
 from polymix.train.counted import CountedTask
 from polymix.train.data.sampling import Slices
+from polymix.train.initial import unreadable
 from polymix.train.task import IGNORED, Metric, Process
 
 NO_LIMIT = 2**62  # tokens
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer that transformers can read."""
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 class TextTask(CountedTask[TextRecipe, TextData]):
@@ -53,7 +61,11 @@ class TextTask(CountedTask[TextRecipe, TextData]):
             check_split(config, self.recipe.packing)
 
     def load(self, folder: Path) -> TextData:
-        return reading.load(self.recipe, folder, self.say)
+        """The recipe's text; in the tokens of the model in `init`, unless the recipe names a tokenizer."""
+        recipe, start = self.recipe, self.recipe.init
+        if recipe.tokenizer is None and start is not None and has_tokenizer(Path(start)):
+            recipe = recipe.changed(tokenizer=start)
+        return reading.load(recipe, folder, self.say)
 
     def build(self, data: TextData) -> nn.Module:
         padding = None if data.tokenizer is None else data.tokenizer.pad_token_id
@@ -95,7 +107,7 @@ class TextTask(CountedTask[TextRecipe, TextData]):
         """The recipe's text in the tokens of the trained model, measured whole unless there is a limit."""
         scratch = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
         recipe = self.recipe
-        known = self.folder is not None and any((self.folder / name).is_file() for name in TOKENIZERS)
+        known = self.folder is not None and has_tokenizer(self.folder)
         shards = reading.find_source(recipe.data, recipe.column).kind == "shards"
         own = {"tokenizer": str(self.folder) if known else recipe.tokenizer, "vocab": recipe.vocab if shards else None}
         try:
@@ -136,6 +148,7 @@ class TextTask(CountedTask[TextRecipe, TextData]):
                 out = model.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=True, top_k=50,
                     temperature=0.8, pad_token_id=data.tokenizer.pad_token_id,
+                    remove_invalid_values=True,  # of a model that has diverged; its loss says so
                 )  # fmt: skip
                 texts.append(data.tokenizer.decode(out[0], skip_special_tokens=True))
         return texts
@@ -164,10 +177,19 @@ class TextTask(CountedTask[TextRecipe, TextData]):
             write_files(folder, write)
 
     def restore(self, data: TextData, folder: Path) -> nn.Module:
-        from transformers import AutoModelForCausalLM
+        return load_model(folder, "folder")
 
-        model: nn.Module = load_whole(AutoModelForCausalLM, folder, "folder")[0]
-        return model
+    def read_weights(self, folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+        """Also of a folder that transformers wrote, as `save` does."""
+        kind = {} if not (folder / CONFIG).is_file() else read_json(folder / CONFIG, ResultsError, "init", "a config")
+        if kind.get("model_type") in (None, TRANSFORMERS_ENTRY):
+            return super().read_weights(folder, mmap=mmap)
+        try:
+            return load_model(folder, "init").state_dict(), {}
+        except PolymixError:
+            raise
+        except Exception as error:  # whatever transformers raises on a damaged folder
+            raise unreadable(folder, error) from error
 
     def usage(self, data: TextData, folder: Path) -> list[str]:
         return [

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
+from polymix.mixers.cache import StateLayer
 from polymix.mixers.checks import holds
 from polymix.ops.shared.masks import positions
 
@@ -36,8 +38,11 @@ class SequenceLayout(NamedTuple):
         return None if self.mask is None or not self.past else self.mask[:, : self.past].sum(1)
 
 
-def tokens_in(cache: Any, layers: int) -> int:
-    """The number of tokens in a cache. Raises StateError or CapabilityError for a cache of another kind or model."""
+def tokens_in(cache: Any, layers: int, batch: int) -> int:
+    """The number of tokens of each row in a cache.
+
+    Raises StateError or CapabilityError: the cache is of another kind or model, or has other than `batch` rows.
+    """
     if cache is None:
         return 0
     held = getattr(cache, "layers", None)
@@ -51,7 +56,20 @@ def tokens_in(cache: Any, layers: int) -> int:
     if any(seen) and seen != seen[:1] * layers:
         got = f"a cache with layers of {', '.join(map(str, seen))} tokens"
         raise StateError("past_key_values", got, f"one that this model filled, of {layers} layers", "Use a new one.")
-    return seen[0] if seen else 0
+    if not any(seen):
+        return 0
+    rows = _rows(held[0])
+    if rows not in (None, batch):
+        got, cure = f"a cache of {rows} rows for {batch} rows of tokens", "Use a new one, or reorder_cache."
+        raise StateError("past_key_values", got, f"one of {batch} rows", cure)
+    return seen[0]
+
+
+def _rows(layer: Any) -> int | None:
+    """The batch size of a layer of a cache; None where it holds no tensor."""
+    held = layer.state if isinstance(layer, StateLayer) else layer.keys
+    tensor = next((part for part in tree_leaves(held) if isinstance(part, Tensor)), None)
+    return None if tensor is None else tensor.shape[0]
 
 
 def sequence_layout(

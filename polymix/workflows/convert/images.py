@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from polymix.convert.find import pixels
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata, pixels
+from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata
 from polymix.workflows.convert.sources import Source
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import examples_of
 from polymix.convert.context import longest
-from polymix.convert.find import image_size
+from polymix.convert.find import pixels
 from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
 
@@ -125,14 +125,6 @@ def sequence_length(model: Any, tokens: int | None) -> int:
         cure = f"polymix convert --context {tokens} gives a model more."
         raise OptionError("--tokens", tokens, f"at most {most}, the maximum of {type(model).__name__}", cure)
     return min(TOKENS, most) if tokens is None else tokens
-
-
-def pixels(model: Any) -> tuple[int, int] | None:
-    """The image size (H, W) that a model states."""
-    places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
-    known = next(filter(None, map(image_size, places)), None)
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    return known or (None if size is None else (size[-2], size[-1]))
 
 
 def patch_size(model: Any) -> int | None:

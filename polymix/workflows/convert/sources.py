@@ -18,13 +18,14 @@ from polymix.convert.adapters.libraries import (
     load_whole,
     quiet,
 )
+from polymix.convert.find import pixels
 from polymix.convert.model_recipes import decode
 from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
 from polymix.errors import OptionError, PolymixError, ResultsError, nearest_first, one_line
 from polymix.files import call_function, read_json
 from polymix.limits import bounded, check_counts, check_model
 from polymix.workflows.convert.generators import load_generator
-from polymix.workflows.convert.inputs import patch_size, pixels, reads_text
+from polymix.workflows.convert.inputs import patch_size, reads_text
 
 ALLOWED = "timm/NAME, torchvision/NAME, a folder of polymix, transformers, timm or diffusers, or file.py:function"
 _CLASSIFIER = "ForImageClassification"
