@@ -198,7 +198,7 @@ def create(
         cure = "timm.list_models() lists them."
         raise OptionError("host", repr(host), "the name of a model of timm", cure)
     sides = None if img_size is None else (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    branches = options.pop("drop_path_rate", None) if host.startswith("efficientvit_") else None
+    branches = options.pop("drop_path_rate", None) if host.startswith(("efficientvit_b", "efficientvit_l")) else None
     check_number("drop_path_rate", branches or 0.0, 0.0, 1.0, "a share below 1", 0.1)
     config = None if mixer == "keep" else config_of(mixer, "mixer")
     model = _fresh(host, sides, options)
@@ -224,19 +224,25 @@ def create(
 
 
 def _fresh(host: str, sides: tuple[int, ...] | None, options: Mapping[str, Any]) -> Any:
-    """A host of timm with fresh weights, for images of `sides` pixels."""
-    make = partial(load_library("timm").create_model, host, pretrained=False, **options)
-    if sides is None:
-        return make()
-    try:
-        return make(img_size=sides)
-    except TypeError as error:
-        if "'img_size'" not in str(error):
-            raise
-    if any(side % 32 for side in sides):  # it takes any size: convolutions or pooling come before its attention
-        got = str(sides[0] if len(set(sides)) == 1 else sides)
-        raise OptionError("img_size", got, "a multiple of 32", "This host halves an image five times.")
-    return make()
+    """A host of timm with fresh weights, for images of `sides` pixels.
+
+    Hosts without the option img_size take any size, as convolutions or pooling come before their attention.
+    """
+    options = dict(options) if sides is None else {**options, "img_size": sides}
+    while True:
+        try:
+            return load_library("timm").create_model(host, pretrained=False, **options)
+        except TypeError as error:
+            if "'img_size'" in str(error) and sides is not None:
+                name = "img_size"
+            elif "'drop_path_rate'" in str(error) and options.get("drop_path_rate") == 0:
+                name = "drop_path_rate"  # nothing is dropped
+            else:
+                raise
+        if name == "img_size" and any(side % 32 for side in sides or ()):
+            got = str(options[name])
+            raise OptionError(name, got, "a multiple of 32", "This host halves an image five times.")
+        del options[name]
 
 
 def _convert_cvt(model: Cvt, plan: str | None, config: MixerConfig, match: str | None) -> None:

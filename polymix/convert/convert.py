@@ -78,10 +78,10 @@ def convert(
             mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; the result of `polymix.recommend`; or that of
             `polymix.search`, or the path of its plan.json, whose mixers are trained.
         mixer: the mixer that a pattern inserts.
-        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it. None:
-            only where layers are read from a call, on a small example or on images of the size that the model states.
+        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it.
             This shows masks and contexts that only calls have, scales each mixer's output to the attention's, and
-            measures each layer's error.
+            measures each layer's error. None: where a layer is read from a call, a small example of the model's
+            library, or random images of the size that the model states; else the model is not run.
         init: "inherit" starts mixers from the attention's weights where they have a use for them; "fresh" does not.
         copy: convert a copy (`report.model`) and leave the model unchanged.
         grid: the grid of the tokens, where the model does not state it.

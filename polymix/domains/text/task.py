@@ -181,8 +181,8 @@ class TextTask(CountedTask[TextRecipe, TextData]):
 
     def read_weights(self, folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         """Also of a folder that transformers wrote, as `save` does."""
-        kind = {} if not (folder / CONFIG).is_file() else read_json(folder / CONFIG, ResultsError, "init", "a config")
-        if kind.get("model_type") in (None, TRANSFORMERS_ENTRY):
+        config = read_json(folder / CONFIG, ResultsError, "init", "a config") if (folder / CONFIG).is_file() else None
+        if not isinstance(config, dict) or config.get("model_type") in (None, TRANSFORMERS_ENTRY):
             return super().read_weights(folder, mmap=mmap)
         try:
             return load_model(folder, "init").state_dict(), {}

@@ -161,7 +161,7 @@ class PolymixModel(PolymixPreTrainedModel):
         packed = segment_ids is not None
         caching = (self.config.use_cache and not self.training and not packed) if use_cache is None else use_cache
         cached = past_key_values is not None or bool(use_cache)
-        past = tokens_in(past_key_values, len(self.blocks), len(x))
+        past = tokens_in(past_key_values, len(self.blocks), x.shape[0])
         layout = sequence_layout(x, attention_mask, position_ids, segment_ids, past, cached)
         if caching and past_key_values is None and layout.segments is None:
             past_key_values = DynamicCache()
