@@ -34,8 +34,10 @@ class FaceData(DetectionData):
 def load(recipe: FacesRecipe, folder: Path, say: Callable[[str], None]) -> FaceData:
     """The default data, which lie in `folder`, or WIDER FACE's folder."""
     if recipe.data is None:
-        settings = {"seed": recipe.seed, "count": recipe.scenes, "tests": recipe.test_scenes,
-                    "size": min(recipe.image_size, MAX_SIDE)}  # fmt: skip
+        settings: dict[str, Any] = {
+            "seed": recipe.seed, "question": recipe.question, "count": recipe.scenes, "tests": recipe.test_scenes,
+            "size": min(recipe.image_size, MAX_SIDE),
+        }  # fmt: skip
         source = cached(folder, "faces", settings, lambda place: synthetic(place, **settings))
     else:
         source = Path(recipe.data)

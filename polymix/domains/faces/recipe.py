@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,7 @@ class FacesRecipe(ObjectsRecipe):
 
     task: ClassVar[str] = "polymix.domains.faces.task:FacesTask"
     without_mixer: ClassVar[str | None] = NO_BLOCK
+    of_default: ClassVar[tuple[str, ...]] = ("question",)
     reading: ClassVar[tuple[str, ...]] = ("broken",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "batch_size": 2, "scenes": 4, "test_scenes": 2, "channels": 8, "image_size": 64},
@@ -47,11 +48,11 @@ class FacesRecipe(ObjectsRecipe):
                   "betas": (0.9, 0.95), "clip": 1.0, "ema": 0.0, "keep": "last", "evaluate_every": 8050},
     }  # fmt: skip
 
-    steps: Steps = 160
-    batch_size: BatchSize = 8
+    steps: Steps = 320
+    batch_size: BatchSize = 4
     learning_rate: LearningRate = 1e-3
-    evaluate_every: EvaluateEvery = 160
-    checkpoint_every: CheckpointEvery = 80
+    evaluate_every: EvaluateEvery = 320
+    checkpoint_every: CheckpointEvery = 160
     mixer: Block = "poly_nl:reduction=4"
     backbone: Backbone = Field("resnet18", description="whose batch norm learns")
     layers: tuple[int, ...] = Field(
@@ -63,7 +64,12 @@ class FacesRecipe(ObjectsRecipe):
         ge=4,
         description="side in pixels of the smallest anchor, at stride 8; three sizes a level, doubling by level",
     )
-    image_size: ImageSize = 96
+    image_size: ImageSize = 160
+    question: Literal["bar", "all"] = Field(
+        "bar",
+        description="of the default data: bar, find the faces in the colour of the bar at the left edge, green or"
+        " magenta; all, find every face",
+    )
     scenes: Scenes = 300
     test_scenes: TestScenes = 100
     broken: Broken = "refuse"
@@ -73,6 +79,6 @@ class FacesRecipe(ObjectsRecipe):
         if self.layers not in LAYERS:
             raise wrong("layers", repr(self.layers), "2,3 or 2,3,4", "The block is in layer 3.")
         if self.image_size < 64:  # the coarsest level would have no cell
-            raise wrong("image_size", self.image_size, "an integer of at least 64", "For example, 96.")
+            raise wrong("image_size", self.image_size, "an integer of at least 64", "For example, 160.")
         check_side(self.image_size, 32)
         return self
