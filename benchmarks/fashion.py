@@ -38,9 +38,9 @@ from polymix.models import VisionTransformer
 from polymix.train.data.idx import FASHION
 from polymix.train.data.images import ImageData, load_own
 from polymix.train.in_memory import train_in_memory
+from polymix.train.initial import WEIGHTS
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
-from polymix.train.task import WEIGHTS
 
 RECIPE = ClassifyRecipe(
     data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=96, depth=12, batch_size=64, epochs=2.5,

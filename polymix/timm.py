@@ -226,23 +226,21 @@ def create(
 def _fresh(host: str, sides: tuple[int, ...] | None, options: Mapping[str, Any]) -> Any:
     """A host of timm with fresh weights, for images of `sides` pixels.
 
-    Hosts without the option img_size take any size, as convolutions or pooling come before their attention.
+    Hosts without the option img_size are not built for a size; theirs must be halved five times without a rest.
     """
     options = dict(options) if sides is None else {**options, "img_size": sides}
     while True:
         try:
             return load_library("timm").create_model(host, pretrained=False, **options)
         except TypeError as error:
-            if "'img_size'" in str(error) and sides is not None:
-                name = "img_size"
-            elif "'drop_path_rate'" in str(error) and options.get("drop_path_rate") == 0:
-                name = "drop_path_rate"  # nothing is dropped
-            else:
+            unknown = next((name for name in options if f"'{name}'" in str(error)), "")
+            idle = unknown == "drop_path_rate" and not options[unknown]  # nothing is to be dropped
+            if unknown == "img_size" and any(side % 32 for side in options[unknown]):
+                got, cure = str(options[unknown]), f"{host} halves an image five times."
+                raise OptionError(unknown, got, "a multiple of 32", cure) from error
+            if unknown != "img_size" and not idle:
                 raise
-        if name == "img_size" and any(side % 32 for side in sides or ()):
-            got = str(options[name])
-            raise OptionError(name, got, "a multiple of 32", "This host halves an image five times.")
-        del options[name]
+            del options[unknown]
 
 
 def _convert_cvt(model: Cvt, plan: str | None, config: MixerConfig, match: str | None) -> None:

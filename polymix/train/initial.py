@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,7 +17,15 @@ from polymix.files import regular
 from polymix.mixers import TokenMixer
 
 WEIGHTS = "model.pt"  # in a run's folder
+NO_LAYERS: Mapping[str, Any] = MappingProxyType({})
 _COUNTER = ".num_batches_tracked"  # of batch norm: no weight, and absent where it is frozen
+
+
+class FoundWeights(NamedTuple):
+    """The weights in a folder. layers: by name those that `convert` replaced."""
+
+    state: dict[str, Tensor]
+    layers: Mapping[str, Any] = NO_LAYERS
 
 
 def host_linears(model: nn.Module) -> Iterator[nn.Linear]:
@@ -70,24 +79,24 @@ def check_header(file: Path, argument: str) -> None:
         raise ResultsError(argument, got, "the weights of a model", "Train it again.") from error
 
 
-def read_weights(folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    """The weights in a folder of `polymix train` or of `save_pretrained`, and the layers that `convert` replaced.
+def read_weights(folder: Path, *, mmap: bool = False) -> FoundWeights:
+    """The weights in a folder of `polymix train` or of `save_pretrained`.
 
     Raises ResultsError where there are none. With mmap, the numbers of a model.pt stay on disk until they are used.
     """
     if not (folder / WEIGHTS).exists():
-        if folder.is_dir() and not (folder / SAFE_WEIGHTS).exists():
+        if not (folder / SAFE_WEIGHTS).exists():
             got, allowed = f"{folder}, without {WEIGHTS} and {SAFE_WEIGHTS}", "a folder of a trained or converted model"
             raise ResultsError("init", got, allowed, "Check the path.")
         content, weights = read(folder)
-        return weights, content.get("layers") or {}
+        return FoundWeights(weights, content.get("layers") or {})
     try:
         state: dict[str, Tensor] = read_tensors(folder / WEIGHTS, mmap=mmap)
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not tensors by name")
     except Exception as error:  # whatever torch.load raises on a damaged file
         raise unreadable(folder / WEIGHTS, error) from error
-    return state, {}
+    return FoundWeights(state)
 
 
 def unreadable(place: Path, error: Exception) -> ResultsError:
@@ -104,18 +113,18 @@ def _of_the_host(name: str, layers: Mapping[str, Any]) -> str:
 
 def load_weights(
     model: nn.Module, folder: str | Path, heads: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
-    read: Callable[[Path], tuple[dict[str, Tensor], Mapping[str, Any]]] = read_weights,
+    found: FoundWeights | None = None,
 ) -> None:  # fmt: skip
     """Fill a model with the weights in a folder.
 
     Args:
-        read: reads them, as `read_weights` does.
         heads: prefixes of weights that depend on the classes, or that are new. Where their shapes differ or the folder
             has none, they keep their fresh values, and `say` is told.
+        found: what `read_weights` returned of the folder; None: it is read now.
     Raises:
         ResultsError: the folder has no weights, or others than the model's.
     """
-    ours, (read_state, layers) = model.state_dict(), read(Path(folder))
+    ours, (read_state, layers) = model.state_dict(), read_weights(Path(folder)) if found is None else found
     theirs = {name if name in ours else _of_the_host(name, layers): value for name, value in read_state.items()
               if name in ours or not name.endswith(_COUNTER)}  # fmt: skip
     fresh = [name for name in ours if name.startswith(tuple(heads)) and heads

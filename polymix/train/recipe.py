@@ -334,7 +334,8 @@ class Recipe(BaseModel):
     def wants_control(self) -> bool:
         """Whether to train `linear_floor` too."""
         asked = self.source is None and self.chooses_mixer if self.control is None else self.control
-        return asked and not re.fullmatch(f"{CONTROL}(:[^ ,]*)?", self.mixer_name)  # " " begins a plan
+        is_control = all(re.fullmatch(f"{CONTROL}(:[^ ]*)?", part) for part in self.mixer_name.split(","))
+        return asked and not is_control  # " " begins a plan
 
     def for_control(self: R, **options: Any) -> R:
         """This recipe with `linear_floor` in every block, also where a plan leaves attention, with fresh weights."""
@@ -385,9 +386,9 @@ class _WrongOptionError(ValueError):
         self.error = error
 
 
-def wrong(name: str, got: Any, allowed: str, cure: str = "") -> ValueError:
-    """What a validator raises about options that do not fit together; whoever makes the recipe gets an OptionError."""
-    return _WrongOptionError(OptionError(name, got, allowed, cure))
+def wrong(name: str, got: Any, allowed: str, cure: str = "", kind: type[OptionError] = OptionError) -> ValueError:
+    """What a validator raises about options that do not fit together; whoever makes the recipe gets the OptionError."""
+    return _WrongOptionError(kind(name, got, allowed, cure))
 
 
 def unknown(recipe: type[Recipe], name: str) -> OptionError:

@@ -132,7 +132,8 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     units = content["rows"][0]["units"] if content.get("rows") else {}
     speeds = [(row[key], key) for row in rows for key in row if key.endswith("_per_second")]
     settings = content["settings"]
-    mixer = f" with {settings['mixer']}" if settings.get("mixer") else ""
+    name = content["rows"][0]["mixer"] if content.get("rows") else settings.get("mixer")
+    mixer = "" if name in (None, "", "model") else f" with {name}"  # "model": its config has its own
     title = f"{content['task'].capitalize()}{mixer}, {plural(content['parameters'], 'parameter')}"
     training = f"{plural(settings['steps'], 'step')} of {plural(settings['batch_size'], 'sample')}, "
     training += f"{settings['precision']}."

@@ -109,10 +109,12 @@ def check_no_checkpoint(out: Path, resume: bool) -> None:
         raise ResultsError("out", got, allowed, "Pass resume to continue.")
 
 
-def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def checkpoint_to_resume(
+    out: Path, resume: bool, settings: Mapping[str, Any], *, mmap: bool = False
+) -> dict[str, Any] | None:
     """The content of the checkpoint from which a run in `out` goes on; None: it starts anew.
 
-    settings: of the run, as far as they are known before its data are read.
+    settings: of the run, as far as they are known before its data are read. mmap: as `read_checkpoint`.
     Raises:
         ResultsError: there is a checkpoint and `resume` is False, or it is damaged or of another run.
     """
@@ -120,7 +122,7 @@ def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -
     last = out / LAST_CHECKPOINT
     if not last.exists():
         return None
-    before = read_checkpoint(last, "polymix train")
+    before = read_checkpoint(last, "polymix train", mmap=mmap)
     check_same_run(last, before["settings"], settings)
     return before
 

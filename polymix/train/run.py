@@ -73,21 +73,21 @@ def _with_control(
     """The model, and where the recipe wants it the control."""
     recipe, say = task.recipe, task.say
     if not recipe.wants_control:
-        return _train(task, out, resume, data_folder, data, on_step).latest()
+        return _train(task, out, resume, data_folder, data, on_step)[0].latest()
     below = out / CONTROL_FOLDER
     control_task = _control_of(recipe, say)
     if control_task is None:
         alone = check_recipe(recipe.changed(control=False), say)
-        return _train(alone, out, resume, data_folder, data, on_step).latest()
+        return _train(alone, out, resume, data_folder, data, on_step)[0].latest()
     # What is wrong with its folder is said before the first of the two trainings.
-    checkpoint_to_resume(check_folder(below, "out"), resume, _decisive(control_task.recipe))
-    latest = _train(task, out, resume, data_folder, data, on_step).latest()
+    checkpoint_to_resume(check_folder(below, "out"), resume, _decisive(control_task.recipe), mmap=True)
+    journal, data = _train(task, out, resume, data_folder, data, on_step)
     say = say if processes()[0] == 0 else silent
     say(f"The control: {CONTROL}, which mixes nothing between tokens")
-    _train(control_task, below, resume, data_folder or out / "data", data, on_step)
+    _train(control_task, below, resume, data_folder, data, on_step)
     if processes()[0] == 0:
         say(add_control(out, below))
-    return latest
+    return journal.latest()
 
 
 def _decisive(recipe: Recipe) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def check_recipe(recipe: Recipe, say: Say = silent, *, batches: bool = True) -> 
         if getattr(recipe, name) != type(recipe).model_fields[name].default:
             raise OptionError(name, f"{getattr(recipe, name)!r} with data", "it without data", "Leave it out.")
     if recipe.init is not None:
-        task.read_weights(Path(recipe.init), mmap=True)
+        task.check_weights(Path(recipe.init))
     if recipe.keep == "best" and kind.validation is Task.validation:
         raise OptionError("keep", "'best'", f"'last': {task.name} has no validation part", "Leave it out.")
     task.check()
@@ -155,8 +155,8 @@ def check_data(recipe: Recipe, say: Say = silent) -> list[str]:
 def _train(
     task: Task[Any, Any], out: Path, resume: bool, data_folder: Path | None, data: Data | None,
     on_step: Callable[[int], None],
-) -> Journal:  # fmt: skip
-    """One model, trained, measured and saved in `out`."""
+) -> tuple[Journal, Data]:  # fmt: skip
+    """One model, trained, measured and saved in `out`; and the data, which its control gets too."""
     rank, _ = processes()
     recipe, last = task.recipe, out / LAST_CHECKPOINT
     task.say = say = task.say if rank == 0 else silent
@@ -170,7 +170,7 @@ def _train(
         settings |= {f"model.{name}": value for name, value in task.settings(model).items()}
         done = 0 if before is None else int(before["step"])
         if recipe.init is not None and not done:
-            load_weights(model, recipe.init, task.fresh, say, task.read_weights)
+            load_weights(model, recipe.init, task.fresh, say, task.read_weights(Path(recipe.init)))
         task.recipe = recipe = recipe.for_data(task.epoch(data, 1))
         settings |= {"data": data.fingerprint(), "steps": recipe.steps}
         settings = json.loads(json.dumps(settings, default=str))
@@ -201,7 +201,7 @@ def _train(
             _save_memory(recipe, final)  # a step of it is measured
             final.load_state_dict(trained.weights)
             _finish(task, data, final, place, trained, out, results, journal, earlier)
-    return journal
+    return journal, data
 
 
 def _finish(

@@ -21,7 +21,7 @@ from polymix.convert.saving.files import read_tensors
 from polymix.errors import MAX_SHOWN, DataError, DivergedError, OptionError, check_choice, shortened, shown
 from polymix.files import write_whole
 from polymix.train.data.sampling import Order, Seeded, Slices, loaded
-from polymix.train.initial import WEIGHTS, read_weights
+from polymix.train.initial import WEIGHTS, FoundWeights, read_weights
 from polymix.train.optimizers import decay_groups, warmup_and_cosine
 from polymix.train.recipe import Recipe
 
@@ -373,12 +373,13 @@ class Task(ABC, Generic[R, D]):
         model.load_state_dict(read_tensors(folder / WEIGHTS))
         return model
 
-    def read_weights(self, folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-        """The weights in a folder that `init` names, and by name the layers that `convert` replaced.
+    def read_weights(self, folder: Path) -> FoundWeights:
+        """The weights in a folder that `init` names. Raises ResultsError where there are none."""
+        return read_weights(folder)
 
-        mmap: leave the numbers of a model.pt on disk until they are used. Raises ResultsError where there are none.
-        """
-        return read_weights(folder, mmap=mmap)
+    def check_weights(self, folder: Path) -> None:
+        """Raise what `read_weights` raises, as far as that shows without reading the numbers of a model.pt."""
+        read_weights(folder, mmap=True)
 
     def usage(self, data: D, folder: Path) -> list[str]:
         """Python lines that load the model, for the report."""

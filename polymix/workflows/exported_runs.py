@@ -75,8 +75,7 @@ def trained_graph(run: SavedRun, data: str | None = None) -> Graph:
         cut = [value[:BATCH].clone() if isinstance(value, Tensor) and value.ndim else value for value in values]
         inputs = dict(zip(kwargs, cut, strict=True)) if kwargs and not args else tuple(cut)
     said = about(model, f"polymix train {run.task.name}")
-    if isinstance(mixer := getattr(run.recipe, "mixer", None), str):
-        said["mixer"] = mixer
+    said["mixer"] = run.recipe.mixer_name
     graph = Graph.of(model, inputs, **said)
     ranges = functools.cache(lambda: calibration(run, graph.inputs, data))  # int8 and qnn share them
     return replace(graph, drawing=_drawing(run), calibration=ranges)

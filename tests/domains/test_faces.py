@@ -250,6 +250,36 @@ def test_training_and_test_scenes_have_faces_of_their_own(monkeypatch):
     assert max(used[False]) < min(used[True])
 
 
+def test_the_bar_says_which_faces_are_to_be_found(monkeypatch):
+    """Those of its colour alone; they lie far from it, and others as far that are not to be found."""
+    grey = torch.full((100, 25, 25), 0.5)
+    monkeypatch.setattr(scenes, "crops", lambda: (grey, grey))
+    monkeypatch.setattr(scenes, "background", lambda *_: torch.full((3, 96, 96), 0.5))
+    greens, found, hidden = [], 0, 0
+    for row in scenes.make(60, size=96, seed=1):
+        image = row["image"].float()
+        green = bool(image[1, 0, 0] > image[0, 0, 0])
+        assert image[:, :, :12].flatten(1).unique(dim=1).shape[1] == 1, "the bar has one colour"
+        greens.append(green)
+        inside = torch.zeros(96, 96, dtype=torch.bool)
+        for x, y, width, height in row["boxes"]:
+            middle = image[:, y + height // 2, x + width // 2]
+            assert x >= 64 and bool(middle[1] > middle[0]) == green
+            inside[y : y + height, x : x + width] = True
+            found += 1
+        contrast = (image[1] - image[0]) * (-1 if green else 1)  # of the colour that is not asked for
+        hidden += int(((contrast > 40) & ~inside)[:, 64:].any())
+    assert 10 < sum(greens) < 50 and found > 40 and hidden > 30
+
+
+def test_without_a_bar_every_face_is_to_be_found():
+    rows = list(scenes.make(20, question="all", size=96, seed=1))
+    assert [bool(row["boxes"]) for row in rows] == [place % 10 != 9 for place in range(20)]
+    assert min(box[0] for row in rows for box in row["boxes"]) < 32
+    with pytest.raises(OptionError, match="question"):
+        list(scenes.make(1, question="which"))
+
+
 @pytest.mark.draws
 def test_a_run_is_measured_again_and_predicts(tmp_path):
     recipe = FacesRecipe.tiny().changed(control=False)

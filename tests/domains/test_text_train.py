@@ -356,18 +356,30 @@ def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
         chosen_recipe(file, options=options_of(words, {}))
 
 
-def test_init_takes_the_tokenizer_of_its_folder(whole, tmp_path):
-    """A model's weights mean nothing in other tokens; other text would have taught a tokenizer of its own."""
-    before, folder = whole
-    (tmp_path / "other.txt").write_text("colourless green ideas sleep furiously in the dark of a long winter\n" * 40)
-    recipe = before.changed(data=str(tmp_path / "other.txt"), init=str(folder), steps=1, learning_rate=1e-9, ema=0.0)
+def test_init_takes_the_tokenizer_of_its_folder(tmp_path):
+    """A model's weights mean nothing in other tokens, nor does its loss beside a control's in others. The first text has
+    so few words that its tokenizer stays below `vocab`."""
+    (tmp_path / "few.txt").write_text("colourless green ideas sleep furiously\n" * 60)
+    first = tiny(tmp_path, data=str(tmp_path / "few.txt"), steps=1, control=False)
+    train(first, tmp_path / "one")
+    recipe = tiny(tmp_path, init=str(tmp_path / "one"), steps=1, learning_rate=1e-9, control=True)
     train(recipe, tmp_path / "on")
-    assert (tmp_path / "on" / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
-    old, new = weights(folder), weights(tmp_path / "on")
+    tokenizers = {(tmp_path / name / "tokenizer.json").read_text() for name in ("one", "on", "on/control")}
+    assert len(tokenizers) == 1
+    old, new = weights(tmp_path / "one"), weights(tmp_path / "on")
     assert list(old) == list(new) and all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
+    assert old["model.embed.weight"].shape[0] < first.vocab
 
 
-def test_a_model_that_has_diverged_draws_its_samples_all_the_same(tmp_path, monkeypatch):
+def test_an_earlier_run_with_mixers_among_its_options_can_still_be_opened():
+    """Its results.json also has the mixer that was the default then."""
+    settings = {**TINY.to_dict(), "mixer": "pom:decay=8,local"}
+    assert TextRecipe.without_idle(settings).mixer is None
+    with pytest.raises(OptionError, match=r"`mixer`.*no effect"):
+        TextRecipe(**settings)
+
+
+def test_a_model_that_has_diverged_draws_its_samples_all_the_same(tmp_path):
     """Its loss says what it is; a run of hours does not end in a traceback."""
     recipe = tiny(tmp_path, steps=1, evaluate_every=1, ema=0.0)
     task = TextTask(recipe)
@@ -401,6 +413,8 @@ def test_the_control_has_linear_floor_in_every_layer_and_a_foreign_model_has_non
     with pytest.raises(OptionError, match=r"`control`.*no mixers"):
         TextRecipe(model=foreign, control=True)
     assert not TextRecipe(data="books").wants_control
+    assert not TextRecipe(mixer="linear_floor,linear_floor:bias=false").wants_control
+    assert TextRecipe(mixer="linear_floor,softmax").wants_control
 
 
 def test_the_control_has_no_convolution_which_mixes_too():

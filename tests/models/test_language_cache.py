@@ -1,6 +1,7 @@
 """The state law of whole models: chunks and steps after a cache, padding, packed sequences."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from polymix import errors
 from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM
+from polymix.models.language.layout import tokens_in
 from tests.models.tiny import IDS, LEFT, MIXERS, SHAPES, STATES, VOCAB, alone, error, fresh, tiny, transformers
 
 TOL = 1e-5
@@ -203,6 +205,13 @@ def test_a_cache_of_a_model_with_more_or_fewer_layers_raises(mixer, of, to):
     cache = fresh(mixer, num_layers=of).eval()(IDS).past_key_values
     with pytest.raises(errors.StateError, match="layer"):
         fresh(mixer, num_layers=to).eval()(IDS[:, :1], past_key_values=cache)
+
+
+def test_a_cache_whose_first_tensors_are_empty_is_taken():
+    """As transformers' quantised one, which keeps its numbers elsewhere: nothing tells its rows."""
+    cache = transformers.DynamicCache()
+    cache.layers = [SimpleNamespace(keys=torch.tensor([]), get_seq_length=lambda: 4) for _ in range(2)]
+    assert tokens_in(cache, 2, 3) == 4
 
 
 @pytest.mark.parametrize("rows", [1, 2])

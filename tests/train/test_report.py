@@ -69,7 +69,7 @@ def test_the_page_and_the_markdown_say_the_same(folder):
 
 def test_the_title_names_the_mixer_and_there_is_one_speed(tmp_path):
     """The median above is that of the table: two numbers for one thing were the upper and the mean of two values."""
-    content = {**CONTENT, "pictures": [], "settings": {**CONTENT["settings"], "mixer": "pom:degree=3"}}
+    content = {**CONTENT, "pictures": [], "rows": [{**CONTENT["rows"][0], "mixer": "pom:degree=3"}]}
     write_report(tmp_path, content, ROWS)
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Images with pom:degree=3, 1,234 parameters</h1>" in page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,5 +38,5 @@ class SoftmaxAdapter(Adapter):
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
     """The model's class and options."""
-    if is_plain(getattr(model, "options", None)):
+    if isinstance(getattr(model, "options", None), Mapping) and is_plain(model.options):
         yield {"class": class_path(model), "kwargs": encode(model.options)}

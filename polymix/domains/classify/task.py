@@ -25,7 +25,7 @@ from polymix.models import VisionTransformer
 from polymix.numbers import percent, plural
 from polymix.train.data import classified
 from polymix.train.data.images import ImageData, load_digits
-from polymix.train.data.sampling import Order, Seeded, Slices, number
+from polymix.train.data.sampling import Order, Seeded, Slices, isolated_random_state, number
 from polymix.train.initial import WEIGHTS, start_as_normal
 from polymix.train.optimizers import decay_groups, warmup_and_falls
 from polymix.train.published import published
@@ -86,10 +86,10 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
                 model = self._model(3, 2).eval()
             except TypeError as error:  # of timm, for an option that the host does not take
                 got = f"{recipe.host} with {error}"
-                cure = "Choose another host, or leave host_depth out."
+                cure = "Choose another host, or leave drop_path and host_depth out."
                 raise OptionError("host", got, "a host that takes these options", cure) from error
             except CapabilityError:  # a layer that is read from a call needs numbers
-                with torch.device("cpu"):
+                with torch.device("cpu"), isolated_random_state():
                     model = self._model(3, 2).eval()
             self._check_sizes(model)
             self.check_shared(model)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_serializer, model_validator
 
-from polymix.errors import shown
+from polymix.errors import IdleOptionError, shown
 from polymix.train.option_effects import Beside
 from polymix.train.recipe import (
     BatchSize,
@@ -111,7 +111,8 @@ class TextRecipe(Recipe):
         if "vocab_size" in self.options:
             raise wrong("options", f"vocab_size={self.options['vocab_size']}", "no vocab_size", "Set vocab.")
         if self.mixer is not None and "mixers" in self.options:
-            raise wrong("mixer", f"both mixer={self.mixer} and mixers", "one of the two", "Leave mixers out.")
+            got = f"{self.mixer} beside mixers, where it has no effect"
+            raise wrong("mixer", got, "it left out", "Leave one of the two out.", IdleOptionError)
         return self
 
     @field_serializer("model", "options")

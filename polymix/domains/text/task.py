@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import local_files
 from polymix.convert.saving.files import CONFIG, TRANSFORMERS_ENTRY
+from polymix.convert.saving.files import WEIGHTS as SAFE_WEIGHTS
 from polymix.domains.text import data as reading
 from polymix.domains.text import metrics as measuring
 from polymix.domains.text.data import VOCAB, TextData
@@ -29,7 +30,7 @@ from polymix.limits import check_memory, check_model
 from polymix.ops.shared.masks import positions
 from polymix.train.counted import CountedTask
 from polymix.train.data.sampling import Slices
-from polymix.train.initial import unreadable
+from polymix.train.initial import FoundWeights, check_header, unreadable
 from polymix.train.task import IGNORED, Metric, Process
 
 NO_LIMIT = 2**62  # tokens
@@ -39,6 +40,12 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "s
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer that transformers can read."""
     return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def _is_of_transformers(folder: Path) -> bool:
+    """Whether a folder has a model of transformers' own classes or of polymix's language models."""
+    config = read_json(folder / CONFIG, ResultsError, "init", "a config") if (folder / CONFIG).is_file() else None
+    return isinstance(config, dict) and config.get("model_type") not in (None, TRANSFORMERS_ENTRY)
 
 
 class TextTask(CountedTask[TextRecipe, TextData]):
@@ -64,8 +71,15 @@ class TextTask(CountedTask[TextRecipe, TextData]):
         """The recipe's text; in the tokens of the model in `init`, unless the recipe names a tokenizer."""
         recipe, start = self.recipe, self.recipe.init
         if recipe.tokenizer is None and start is not None and has_tokenizer(Path(start)):
-            recipe = recipe.changed(tokenizer=start)
+            recipe = self._in_tokens_of(Path(start))
         return reading.load(recipe, folder, self.say)
+
+    def _in_tokens_of(self, folder: Path | None) -> TextRecipe:
+        """The recipe with the tokenizer in a folder, if there is one, whose vocabulary is then as it is."""
+        recipe = self.recipe
+        tokenizer = str(folder) if folder is not None and has_tokenizer(folder) else recipe.tokenizer
+        shards = reading.find_source(recipe.data, recipe.column).kind == "shards"
+        return recipe.changed(tokenizer=tokenizer, vocab=recipe.vocab if shards else None)
 
     def build(self, data: TextData) -> nn.Module:
         padding = None if data.tokenizer is None else data.tokenizer.pad_token_id
@@ -106,12 +120,8 @@ class TextTask(CountedTask[TextRecipe, TextData]):
     def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> TextData:
         """The recipe's text in the tokens of the trained model, measured whole unless there is a limit."""
         scratch = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
-        recipe = self.recipe
-        known = self.folder is not None and has_tokenizer(self.folder)
-        shards = reading.find_source(recipe.data, recipe.column).kind == "shards"
-        own = {"tokenizer": str(self.folder) if known else recipe.tokenizer, "vocab": recipe.vocab if shards else None}
         try:
-            data = reading.load(recipe.changed(**own), scratch / "text", self.say)
+            data = reading.load(self._in_tokens_of(self.folder), scratch / "text", self.say)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -179,13 +189,17 @@ class TextTask(CountedTask[TextRecipe, TextData]):
     def restore(self, data: TextData, folder: Path) -> nn.Module:
         return load_model(folder, "folder")
 
-    def read_weights(self, folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    def check_weights(self, folder: Path) -> None:
+        if not _is_of_transformers(folder):
+            super().check_weights(folder)
+        check_header(folder / SAFE_WEIGHTS, "init")
+
+    def read_weights(self, folder: Path) -> FoundWeights:
         """Also of a folder that transformers wrote, as `save` does."""
-        config = read_json(folder / CONFIG, ResultsError, "init", "a config") if (folder / CONFIG).is_file() else None
-        if not isinstance(config, dict) or config.get("model_type") in (None, TRANSFORMERS_ENTRY):
-            return super().read_weights(folder, mmap=mmap)
+        if not _is_of_transformers(folder):
+            return super().read_weights(folder)
         try:
-            return load_model(folder, "init").state_dict(), {}
+            return FoundWeights(load_model(folder, "init").state_dict())
         except PolymixError:
             raise
         except Exception as error:  # whatever transformers raises on a damaged folder

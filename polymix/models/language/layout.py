@@ -58,18 +58,20 @@ def tokens_in(cache: Any, layers: int, batch: int) -> int:
         raise StateError("past_key_values", got, f"one that this model filled, of {layers} layers", "Use a new one.")
     if not any(seen):
         return 0
-    rows = _rows(held[0])
+    rows = _rows(held)
     if rows not in (None, batch):
         got, cure = f"a cache of {rows} rows for {batch} rows of tokens", "Use a new one, or reorder_cache."
         raise StateError("past_key_values", got, f"one of {batch} rows", cure)
     return seen[0]
 
 
-def _rows(layer: Any) -> int | None:
-    """The batch size of a layer of a cache; None where it holds no tensor."""
-    held = layer.state if isinstance(layer, StateLayer) else layer.keys
-    tensor = next((part for part in tree_leaves(held) if isinstance(part, Tensor)), None)
-    return None if tensor is None else tensor.shape[0]
+def _rows(layers: Any) -> int | None:
+    """The batch size of a cache, by its first tensor with numbers; None where there is none, as in quantised ones."""
+    for layer in layers:
+        for part in tree_leaves(layer.state if isinstance(layer, StateLayer) else layer.keys):
+            if isinstance(part, Tensor) and part.numel():
+                return part.shape[0]
+    return None
 
 
 def sequence_layout(
