@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -290,9 +291,11 @@ def generation_sizes() -> str:
     return table(head, lines)
 
 
-def generation_resolution() -> str:
+def generation_resolution(file: str = "images.json") -> str:
     """A training step and a sampling step of SiT by the number of tokens."""
-    content, cells, parameters = load("images.json"), {}, {}
+    from polymix.domains.generation.settings import SIZES
+
+    content, cells, parameters = load(file), {}, {}
     for row in content["rows"]:
         taken = NONE if row.get("seconds") is None else f"{significant(row['seconds'])} s"
         work = f"{row.get('multiply_adds', 0) / 1e9:,.0f} G"
@@ -304,13 +307,15 @@ def generation_resolution() -> str:
     settings = content["settings"]
     busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
     clock = " Seconds are those of one thread by the processor's clock." if settings["clock"] == "processor" else ""
-    blocks = "" if settings["depth"] is None else f" cut to {settings['depth']} of its 12 blocks"
+    whole = SIZES[settings["size"]]["depth"]
+    blocks = "" if settings["depth"] is None else f" cut to {settings['depth']} of its {whole} blocks"
     setting = (
         f"{where(content['machine'])}. One image, without guidance. G: multiply-adds of all blocks of "
         f"SiT-{settings['size']}/2, counted. The rest is of the model{blocks}.{clock}{busy}"
     )
     head = ("mixer", *(f"{step}, {tokens:,} tokens" for step, tokens in pairs))
-    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/images.py OUT.json`"
+    size = "" if settings["size"] == "S" else f" --size {settings['size']}"
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/images.py OUT.json{size}`"
 
 
 def significant(seconds: float) -> str:
@@ -394,6 +399,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation": lambda: default_run("generation", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "generation-sizes": generation_sizes,
     "generation-resolution": generation_resolution,
+    "generation-resolution-xl": partial(generation_resolution, "images-xl.json"),
     "generation-by-class": lambda: default_run(
         "generation-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")
     ),
