@@ -28,6 +28,5 @@ def build_retinanet(recipe: FacesRecipe) -> nn.Module:
         nms_thresh=MAX_OVERLAP, anchor_generator=anchors.AnchorGenerator(sizes, ((1.0,),) * levels),
         detections_per_img=MAX_FACES,
     )  # fmt: skip
-    scale = float(recipe.init is None)  # what trained weights compute stays so at first
-    insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size, scale)
+    insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size, fresh=recipe.init is None)
     return model

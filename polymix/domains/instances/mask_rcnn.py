@@ -41,8 +41,7 @@ def build_mask_rcnn(recipe: InstancesRecipe, classes: int) -> nn.Module:
     options |= _heads(channels, classes + 1)
     model: nn.Module = detection.MaskRCNN(backbone, **options)
     if in_resnet:
-        scale = float(recipe.init is None)  # what trained weights compute stays so at first
-        insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size, scale)
+        insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size, fresh=recipe.init is None)
     return model
 
 

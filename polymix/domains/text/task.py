@@ -190,9 +190,10 @@ class TextTask(CountedTask[TextRecipe, TextData]):
         return load_model(folder, "folder")
 
     def check_weights(self, folder: Path) -> None:
-        if not _is_of_transformers(folder):
+        if _is_of_transformers(folder):
+            check_header(folder / SAFE_WEIGHTS, "init")
+        else:
             super().check_weights(folder)
-        check_header(folder / SAFE_WEIGHTS, "init")
 
     def read_weights(self, folder: Path) -> FoundWeights:
         """Also of a folder that transformers wrote, as `save` does."""

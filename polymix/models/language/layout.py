@@ -53,11 +53,11 @@ def tokens_in(cache: Any, layers: int, batch: int) -> int:
         cure = "Leave cache_implementation out: a mixer's state has a fixed size anyway."
         raise CapabilityError("past_key_values", f"a {type(cache).__name__} of fixed length", "a DynamicCache", cure)
     seen = [int(layer.get_seq_length()) for layer in held]
-    if any(seen) and seen != seen[:1] * layers:
-        got = f"a cache with layers of {', '.join(map(str, seen))} tokens"
-        raise StateError("past_key_values", got, f"one that this model filled, of {layers} layers", "Use a new one.")
     if not any(seen):
         return 0
+    if seen != seen[:1] * layers:
+        got = f"a cache with layers of {', '.join(map(str, seen))} tokens"
+        raise StateError("past_key_values", got, f"one that this model filled, of {layers} layers", "Use a new one.")
     rows = _rows(held)
     if rows not in (None, batch):
         got, cure = f"a cache of {rows} rows for {batch} rows of tokens", "Use a new one, or reorder_cache."

@@ -105,18 +105,19 @@ def resnet_pyramid(body: Any, layers: Sequence[int], channels: int, coarser: nn.
     return pyramid
 
 
-def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int, scale: float = 0.0) -> None:
+def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int, *, fresh: bool) -> None:
     """Insert a mixer before the last block of Res4, where Poly-NL has it (section 5.1.3); none for "none".
 
     Args:
         size: sides of the pictures in pixels, from which mixers that need rows and columns take theirs.
-        scale: where the factor s of x + s · mixer(x) starts; gates have none.
+        fresh: whether the model learns from scratch. The factor s of x + s · mixer(x) then starts at 1, else at 0, so
+            that what trained weights compute stays so at first; gates have none.
     """
     if mixer != NO_BLOCK:
         example = ([torch.zeros(3, size, size)],)
         config = parse_mixer(mixer)[1]
         residual = config.name not in GATES
-        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=residual, scale=scale * residual)
+        insert(model, LAST_OF_RES4[backbone], config, input=example, residual=residual, scale=float(fresh and residual))
 
 
 def answers(
